@@ -1,0 +1,410 @@
+"""The one noun everything takes: a federation is tensors held once, and clients that are index arrays into them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedbook.errors import FedbookError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+    from fedbook.data import Dataset
+
+
+@dataclass(frozen=True)
+class Client:
+    """One participant: where its samples lie in the federation's tensors, and which type (domain) it belongs to."""
+
+    id: int
+    type: int
+    train: Tensor
+    test: Tensor
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Samples held once (`x`, `y`), clients as indices into them, and where all of it came from."""
+
+    x: Tensor
+    y: Tensor
+    clients: tuple[Client, ...]
+    class_names: tuple[str, ...]
+    type_names: tuple[str, ...]
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ids = [c.id for c in self.clients]
+        if not ids:
+            raise FedbookError("a federation needs at least one client, none came", "check the partition's options")
+        if len(set(ids)) != len(ids):
+            raise FedbookError(f"client ids must be unique, got {ids}", "number the clients 0, 1, 2, ...")
+        if len(self.x) != len(self.y):
+            raise FedbookError(
+                f"x and y must have one entry per sample, got {len(self.x)} and {len(self.y)}",
+                "pass labels for exactly the given samples",
+            )
+        if self.y.device.type == "meta":
+            return
+        if self.y.dtype != torch.int64 or self.y.ndim != 1:
+            raise FedbookError(
+                f"labels must be a 1-d int64 tensor, got {tuple(self.y.shape)} {self.y.dtype}", "convert with y.long()"
+            )
+        if len(self.y) and not 0 <= int(self.y.min()) <= int(self.y.max()) < len(self.class_names):
+            raise FedbookError(
+                f"labels must lie in 0..{len(self.class_names) - 1} ({len(self.class_names)} class names), "
+                f"got {int(self.y.min())}..{int(self.y.max())}",
+                "give one class name per label",
+            )
+        for c in self.clients:
+            if not len(c.train):
+                raise FedbookError(f"client {c.id} has no training sample", "lower the number of clients")
+            if not 0 <= c.type < len(self.type_names):
+                raise FedbookError(
+                    f"client {c.id} has type {c.type}, there are {len(self.type_names)} types", "name every type"
+                )
+            both = torch.cat([c.train, c.test])
+            if int(both.min()) < 0 or int(both.max()) >= len(self.y):
+                raise FedbookError(
+                    f"client {c.id} points at sample {int(both.max())} of {len(self.y)}", "indices are global, from 0"
+                )
+
+    # -- what it is -----------------------------------------------------------------------------------------------
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def __repr__(self) -> str:
+        where = self.provenance.get("dataset", "arrays")
+        return (
+            f"Federation({where}: {len(self)} clients of {self.num_types} types, {self.num_classes} classes, "
+            f"{sum(len(c.train) for c in self.clients):,} training samples of shape {self.input_shape})"
+        )
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    @property
+    def num_types(self) -> int:
+        return len(self.type_names)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self.x.shape[1:])
+
+    @property
+    def device(self) -> torch.device:
+        return self.x.device
+
+    @cached_property
+    def _position(self) -> dict[int, int]:
+        return {c.id: i for i, c in enumerate(self.clients)}
+
+    def client(self, id: int) -> Client:
+        """The client of that id."""
+        if id not in self._position:
+            raise FedbookError(f"no client {id} in this federation", f"ids are {sorted(self._position)}")
+        return self.clients[self._position[id]]
+
+    def class_counts(self, client: Client) -> Tensor:
+        """How many training samples of each class the client holds."""
+        return torch.bincount(self.y[client.train], minlength=self.num_classes)
+
+    # -- what a model sees ----------------------------------------------------------------------------------------
+    @cached_property
+    def _scale_shift(self) -> tuple[Tensor, Tensor] | None:
+        """(x / 255 - mean) / std as one multiply and one add."""
+        if self.x.dtype != torch.uint8:
+            return None
+        channels = self.x.shape[1]
+        mean, std = self.mean or (0.0,) * channels, self.std or (1.0,) * channels
+        if len(mean) != channels or len(std) != channels:
+            raise FedbookError(
+                f"mean and std need one number per channel ({channels}), got {len(mean)} and {len(std)}",
+                "leave them out for plain [0, 1] scaling",
+            )
+        shape = (1, channels) + (1,) * (self.x.ndim - 2)
+        std_t = torch.tensor(std, dtype=torch.float32).reshape(shape)
+        shift = -torch.tensor(mean, dtype=torch.float32).reshape(shape) / std_t
+        return (1 / (255 * std_t)).to(self.device), shift.to(self.device)
+
+    def inputs(self, index: Tensor) -> Tensor:
+        """The samples at `index`, ready for a model: images as normalised floats, everything else as it is."""
+        x = self.x[index]
+        if self._scale_shift is None:
+            return x
+        scale, shift = self._scale_shift
+        return x.float().mul_(scale).add_(shift)
+
+    def to(self, device: str | torch.device) -> Federation:
+        """The same federation with its tensors on another device."""
+        clients = tuple(dataclasses.replace(c, train=c.train.to(device), test=c.test.to(device)) for c in self.clients)
+        return dataclasses.replace(self, x=self.x.to(device), y=self.y.to(device), clients=clients)
+
+    # -- other federations from this one --------------------------------------------------------------------------
+    def split_clients(self, unseen: int | float | Sequence[int], seed: int = 0) -> tuple[Federation, Federation]:
+        """(those that train, those held out): `unseen` is a number of clients, a fraction, or their ids."""
+        ids = [c.id for c in self.clients]
+        if isinstance(unseen, (int, float)):
+            count = unseen if isinstance(unseen, int) else round(unseen * len(ids))
+            if not 0 < count < len(ids):
+                raise FedbookError(
+                    f"unseen must leave clients on both sides of {len(ids)}, got {unseen!r}", "try unseen=0.2"
+                )
+            held = set(np.random.default_rng(seed).permutation(ids)[:count].tolist())
+        else:
+            held = set(unseen)
+            if not held < set(ids) or not held:
+                raise FedbookError(f"unseen ids {sorted(held)} are not a proper part of {ids}", "pass existing ids")
+        seen = tuple(c for c in self.clients if c.id not in held)
+        return (
+            dataclasses.replace(self, clients=seen),
+            dataclasses.replace(self, clients=tuple(c for c in self.clients if c.id in held)),
+        )
+
+    def validation(self, fraction: float = 0.2, seed: int = 0) -> Federation:
+        """For choosing hyper-parameters: every client is tested on samples held out of its own training set."""
+        if not 0 < fraction < 1:
+            raise FedbookError(f"the validation fraction must lie between 0 and 1, got {fraction}", "try 0.2")
+        clients = []
+        for c in self.clients:
+            order = torch.from_numpy(np.random.default_rng([seed, c.id]).permutation(len(c.train)))
+            held = min(max(1, round(fraction * len(order))), len(order) - 1)
+            clients.append(dataclasses.replace(c, train=c.train[order[held:]], test=c.train[order[:held]]))
+        note = {**self.provenance, "validation": {"fraction": fraction, "seed": seed}}
+        return dataclasses.replace(self, clients=tuple(clients), provenance=note)
+
+    # -- looking at it --------------------------------------------------------------------------------------------
+    def summary(self) -> pd.DataFrame:
+        """One row per client: its type, sizes, and how its classes are spread."""
+        import pandas as pd
+
+        rows = []
+        for c in self.clients:
+            counts = self.class_counts(c)
+            rows.append(
+                {
+                    "client": c.id,
+                    "type": self.type_names[c.type],
+                    "train": len(c.train),
+                    "test": len(c.test),
+                    "classes": int((counts > 0).sum()),
+                    "largest class": self.class_names[int(counts.argmax())],
+                    "its share": round(float(counts.max() / counts.sum()), 3),
+                }
+            )
+        return pd.DataFrame(rows).set_index("client")
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Clients x classes: a dot's area is the number of training samples, its colour the client's type."""
+        from fedbook import plots
+
+        return plots.partition(self, ax=ax)
+
+    # -- keeping it -----------------------------------------------------------------------------------------------
+    @cached_property
+    def data_fingerprint(self) -> str:
+        """A hash of the samples alone: what a cache of per-sample features is keyed by."""
+        digest = hashlib.sha256(repr((self.x.dtype, tuple(self.x.shape), self.mean, self.std)).encode())
+        digest.update(self.x.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of samples, labels and who holds them."""
+        digest = hashlib.sha256(self.data_fingerprint.encode() + self.y.cpu().numpy().tobytes())
+        for c in self.clients:
+            digest.update(repr((c.id, c.type, len(c.train), len(c.test))).encode())
+            digest.update(torch.cat([c.train, c.test]).cpu().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    def save(self, path: str | Path) -> Path:
+        """Write one safetensors file (no pickle); it appears whole or not at all."""
+        from safetensors.torch import save_file
+
+        path = Path(path)
+        tensors = {"x": self.x.cpu().contiguous(), "y": self.y.cpu().contiguous()}
+        for i, c in enumerate(self.clients):
+            tensors[f"train.{i}"], tensors[f"test.{i}"] = c.train.cpu().clone(), c.test.cpu().clone()
+        header = {
+            "clients": [[c.id, c.type, c.name] for c in self.clients],
+            "class_names": self.class_names,
+            "type_names": self.type_names,
+            "mean": self.mean,
+            "std": self.std,
+            "provenance": self.provenance,
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(path.name + ".part")
+        try:
+            save_file(tensors, part, metadata={"fedbook": json.dumps(header)})
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Federation:
+        """Read what `save` wrote."""
+        from safetensors import SafetensorError, safe_open
+
+        path = Path(path)
+        if not path.is_file():
+            raise FedbookError(f"no federation file at {path}", "write one with Federation.save")
+        try:
+            with safe_open(path, "pt") as f:
+                header = json.loads(f.metadata()["fedbook"])
+                clients = tuple(
+                    Client(id, type_, f.get_tensor(f"train.{i}"), f.get_tensor(f"test.{i}"), name)
+                    for i, (id, type_, name) in enumerate(header["clients"])
+                )
+                x, y = f.get_tensor("x"), f.get_tensor("y")
+        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise FedbookError(f"{path} is not a whole federation file: {error}", "save it again") from None
+        mean, std = (tuple(header[k]) if header[k] is not None else None for k in ("mean", "std"))
+        names = tuple(header["class_names"]), tuple(header["type_names"])
+        return cls(x, y, clients, *names, mean, std, header["provenance"])
+
+    # -- building one ---------------------------------------------------------------------------------------------
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Dataset,
+        train: Sequence[Any],
+        test: str | Sequence[Any] = "domain",
+        provenance: dict[str, Any] | None = None,
+        seed: int = 0,
+    ) -> Federation:
+        """Clients from index arrays into a dataset; a client's type is the domain most of its samples come from.
+
+        test="domain": every client is tested on all test samples of its domain; "split": on a slice of them; "match": on
+        test samples with its own class mix, a disjoint set for each client; or one index array per client.
+        """
+        from fedbook.data import partition
+
+        parts = [torch.as_tensor(np.asarray(p), dtype=torch.int64) for p in train]
+        for i, p in enumerate(parts):
+            if not len(p):
+                raise FedbookError(f"client {i} has no training sample", "lower the number of clients")
+        types = [int(torch.bincount(dataset.domain[p]).argmax()) for p in parts]
+        rows = torch.nonzero(dataset.split == 1).flatten().numpy()
+        if not isinstance(test, str):
+            found = list(test)
+        elif test in ("domain", "split"):
+            mode = "shared" if test == "domain" else "split"
+            found = partition.test_by_domain(dataset.domain, types, mode, within=rows)
+        elif test == "match":
+            found = partition.match([p.numpy() for p in parts], dataset.y, dataset.y, seed, within=rows)
+        else:
+            raise FedbookError(f"test must be 'domain', 'split', 'match' or index arrays, got {test!r}", "try 'match'")
+        chosen = [torch.as_tensor(np.asarray(t), dtype=torch.int64) for t in found]
+        if len(chosen) != len(parts):
+            raise FedbookError(f"{len(parts)} clients but {len(chosen)} test sets came", "give one per client")
+        clients = tuple(Client(i, t, p, q) for i, (t, p, q) in enumerate(zip(types, parts, chosen)))
+        return cls(
+            dataset.x,
+            dataset.y,
+            clients,
+            tuple(dataset.class_names),
+            tuple(dataset.domain_names),
+            dataset.mean,
+            dataset.std,
+            {"dataset": dataset.name, **(provenance or {})},
+        )
+
+    @classmethod
+    def from_arrays(
+        cls,
+        clients: Sequence[dict[str, Any]],
+        class_names: Sequence[str] | None = None,
+        type_names: Sequence[str] | None = None,
+    ) -> Federation:
+        """From one dict per client: `train=(x, y)`, optionally `test=(x, y)`, `type=int`, `name=str`."""
+        xs, ys, built, start = [], [], [], 0
+        for i, c in enumerate(clients):
+            index = []
+            for part in ("train", "test"):
+                x, y = c.get(part, ((), ()))
+                x, y = torch.as_tensor(np.asarray(x)), torch.as_tensor(np.asarray(y)).long()
+                if len(x) != len(y):
+                    raise FedbookError(f"client {i}: {len(x)} {part} samples but {len(y)} labels", "one label each")
+                if len(x):
+                    x = x.float() if x.dtype == torch.float64 else x
+                    if xs and x.shape[1:] != xs[0].shape[1:]:
+                        raise FedbookError(
+                            f"client {i}: samples of shape {tuple(x.shape[1:])}, expected {tuple(xs[0].shape[1:])}",
+                            "bring all clients to one shape",
+                        )
+                    xs.append(x), ys.append(y)
+                index.append(torch.arange(start, start + len(x)))
+                start += len(x)
+            built.append(Client(i, int(c.get("type", 0)), index[0], index[1], str(c.get("name", ""))))
+        if not xs:
+            raise FedbookError("no samples came", "give at least one client with train=(x, y)")
+        y = torch.cat(ys)
+        names = tuple(class_names or map(str, range(int(y.max()) + 1)))
+        types = tuple(type_names or (f"type {t}" for t in range(max(c.type for c in built) + 1)))
+        return cls(torch.cat(xs), y, tuple(built), names, types)
+
+    @classmethod
+    def from_npz(cls, path: str | Path, how: str = "by_domain", **options: Any) -> Federation:
+        """From a pack (`x, y, split[, domain, ...]`), split among clients by a partition of `fedbook.data.partition`."""
+        from fedbook.data import from_npz
+
+        return federate(from_npz(path), how, **options)
+
+    @classmethod
+    def from_folders(cls, root: str | Path, how: str = "by_domain", size: int = 32, **options: Any) -> Federation:
+        """From image folders `root/domain/class/*.png`."""
+        from fedbook.data import from_folders
+
+        return federate(from_folders(root, size=size), how, **options)
+
+
+def federate(
+    dataset: Dataset, how: str = "by_domain", test: str | None = None, seed: int = 0, **options: Any
+) -> Federation:
+    """A federation of a dataset's training samples, by a function of `fedbook.data.partition` named `how`.
+
+    `federate(load("digits5_offline"), "by_domain", dif=10)`; `federate(load("cifar10"), "dirichlet", clients=100, alpha=0.1)`.
+    Unless told otherwise a client is tested on its domain's test set (`by_domain`) or on its own class mix.
+    """
+    from fedbook.data import partition
+
+    given = {
+        "by_domain": lambda: {"domain": dataset.domain, "names": dataset.domain_names},
+        "by_group": lambda: {"ids": dataset.extra[options.pop("group", "group")]},
+        "pachinko": lambda: {"fine": dataset.y, "coarse": dataset.extra["coarse"]},
+        **{name: lambda: {"labels": dataset.y} for name in ("iid", "dirichlet", "pathological", "long_tail")},
+    }
+    if how not in given:
+        raise FedbookError(f"unknown partition {how!r}", f"known: {', '.join(given)}")
+    note = {"partition": {"name": how, "seed": seed, **json.loads(json.dumps(options, default=list))}}
+    try:
+        columns = given[how]()
+    except KeyError as missing:
+        raise FedbookError(f"{dataset.name} has no {missing} column, which {how} needs", "use another partition") from None
+    if how != "by_group":
+        options["seed"] = seed
+    try:
+        parts = getattr(partition, how)(**columns, **options, within=torch.nonzero(dataset.split == 0).flatten())
+    except TypeError as error:
+        raise FedbookError(f"partition {how}: {error}", f"see fedbook.data.partition.{how}") from None
+    test = test or ("domain" if how == "by_domain" else "match")
+    return Federation.from_dataset(dataset, parts, test, note, seed)

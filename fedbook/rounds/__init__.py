@@ -1,0 +1,48 @@
+"""The stages of a round, the loop that runs them, and what keeps a run safe."""
+
+from fedbook.rounds.device import Device
+from fedbook.rounds.evaluation import Scores, evaluate
+from fedbook.rounds.loop import Record, Simulation, simulate
+from fedbook.rounds.stages import (
+    Batch,
+    BySize,
+    CrossEntropy,
+    Equal,
+    Local,
+    LocalSolver,
+    Method,
+    Objective,
+    Personal,
+    Replace,
+    Report,
+    Sample,
+    Stage,
+    Uniform,
+    Update,
+    Weigh,
+)
+
+__all__ = [
+    "Batch",
+    "BySize",
+    "CrossEntropy",
+    "Device",
+    "Equal",
+    "Local",
+    "LocalSolver",
+    "Method",
+    "Objective",
+    "Personal",
+    "Record",
+    "Replace",
+    "Report",
+    "Sample",
+    "Scores",
+    "Simulation",
+    "Stage",
+    "Uniform",
+    "Update",
+    "Weigh",
+    "evaluate",
+    "simulate",
+]

@@ -1,0 +1,101 @@
+import dataclasses
+
+import pytest
+import torch
+
+from fedbook import Federation, FedbookError
+from fedbook.federation import Client
+
+
+def test_from_arrays_keeps_samples_once_and_points_into_them(toy):
+    assert len(toy) == 4 and toy.num_classes == 3 and toy.num_types == 2 and toy.input_shape == (5,)
+    assert len(toy.x) == sum(len(c.train) + len(c.test) for c in toy.clients)
+    everything = torch.cat([torch.cat([c.train, c.test]) for c in toy.clients])
+    assert sorted(everything.tolist()) == list(range(len(toy.x)))
+
+
+def test_inputs_normalise_uint8_images(images):
+    normalised = dataclasses.replace(images, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
+    index = images.clients[2].train[:3]
+    by_hand = (images.x[index].double() / 255 - torch.tensor([0.5, 0.4, 0.3]).view(1, 3, 1, 1)) / torch.tensor(
+        [0.2, 0.3, 0.4]
+    ).view(1, 3, 1, 1)
+    assert torch.allclose(normalised.inputs(index).double(), by_hand, atol=1e-5)
+    assert torch.allclose(images.inputs(index), images.x[index].float() / 255, atol=1e-7)
+
+
+def test_save_and_load_give_the_same_federation(images, tmp_path):
+    path = images.save(tmp_path / "deep" / "f.safetensors")
+    again = Federation.load(path)
+    assert again.fingerprint == images.fingerprint and again.class_names == images.class_names
+    assert [c.type for c in again.clients] == [c.type for c in images.clients]
+    assert [p.name for p in path.parent.iterdir()] == ["f.safetensors"]
+
+
+def test_a_truncated_federation_file_is_refused(images, tmp_path):
+    path = images.save(tmp_path / "f.safetensors")
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(FedbookError, match="not a whole federation file"):
+        Federation.load(path)
+    with pytest.raises(FedbookError, match="no federation file"):
+        Federation.load(tmp_path / "none")
+
+
+def test_fingerprints_tell_samples_from_clients(toy):
+    fewer = dataclasses.replace(toy, clients=toy.clients[:3])
+    assert fewer.data_fingerprint == toy.data_fingerprint and fewer.fingerprint != toy.fingerprint
+    x = toy.x.clone()
+    x[0, 0] += 1
+    assert dataclasses.replace(toy, x=x).data_fingerprint != toy.data_fingerprint
+
+
+@pytest.mark.parametrize("unseen,held", [(1, 1), (0.5, 2), ([0, 3], 2)])
+def test_split_clients_holds_some_out(toy, unseen, held):
+    seen, rest = toy.split_clients(unseen)
+    assert len(rest) == held and len(seen) == 4 - held
+    assert {c.id for c in seen.clients} | {c.id for c in rest.clients} == {0, 1, 2, 3}
+    assert seen.x is toy.x
+
+
+@pytest.mark.parametrize("unseen", [0, 4, 1.0, [7], [0, 1, 2, 3]])
+def test_split_clients_needs_both_sides(toy, unseen):
+    with pytest.raises(FedbookError):
+        toy.split_clients(unseen)
+
+
+def test_validation_never_touches_test_samples(toy):
+    held = toy.validation(0.25, seed=3)
+    for before, after in zip(toy.clients, held.clients):
+        assert set(after.train.tolist()) | set(after.test.tolist()) == set(before.train.tolist())
+        assert len(after.test) == round(0.25 * len(before.train))
+        assert not set(after.train.tolist()) & set(after.test.tolist())
+
+
+def test_summary_counts(toy):
+    table = toy.summary()
+    assert table["train"].tolist() == [8, 12, 20, 40] and table["type"].tolist() == ["even", "odd"] * 2
+
+
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        ({"clients": ()}, "at least one client"),
+        ({"class_names": ("a", "b")}, "labels must lie in 0..1"),
+        ({"y": torch.zeros(3, dtype=torch.int64)}, "one entry per sample"),
+        ({"clients": (Client(0, 0, torch.tensor([], dtype=torch.int64), torch.tensor([0])),)}, "no training sample"),
+        ({"clients": (Client(0, 5, torch.tensor([0]), torch.tensor([0])),)}, "type 5"),
+        ({"clients": (Client(0, 0, torch.tensor([10_000]), torch.tensor([0])),)}, "points at sample 10000"),
+        ({"clients": (Client(1, 0, torch.tensor([0]), torch.tensor([0])),) * 2}, "unique"),
+    ],
+)
+def test_bad_federations_say_what_is_wrong(toy, change, message):
+    with pytest.raises(FedbookError, match=message):
+        dataclasses.replace(toy, **change)
+
+
+def test_from_arrays_refuses_mixed_shapes():
+    a, b = torch.zeros(2, 3), torch.zeros(2, 4)
+    with pytest.raises(FedbookError, match=r"shape \(4,\), expected \(3,\)"):
+        Federation.from_arrays([{"train": (a, [0, 1])}, {"train": (b, [0, 1])}])
+    with pytest.raises(FedbookError, match="2 train samples but 3 labels"):
+        Federation.from_arrays([{"train": (a, [0, 1, 1])}])
