@@ -293,8 +293,8 @@ class Federation:
     ) -> Federation:
         """Clients from index arrays into a dataset; a client's type is the domain most of its samples come from.
 
-        test="domain": every client is tested on all test samples of its domain; "split": on a slice of them; "match": on
-        test samples with its own class mix, a disjoint set for each client; or one index array per client.
+        test="domain": every client is tested on all test samples of its domain; "split": on a slice of them; "match":
+        on test samples with its own class mix, a disjoint set for each client; or one index array per client.
         """
         from fedbook.data import partition
 
@@ -303,14 +303,15 @@ class Federation:
             if not len(p):
                 raise FedbookError(f"client {i} has no training sample", "lower the number of clients")
         types = [int(torch.bincount(dataset.domain[p]).argmax()) for p in parts]
-        rows = torch.nonzero(dataset.split == 1).flatten().numpy()
+        rows = dataset.test
         if not isinstance(test, str):
             found = list(test)
-        elif test in ("domain", "split"):
-            mode = "shared" if test == "domain" else "split"
-            found = partition.test_by_domain(dataset.domain, types, mode, within=rows)
+        elif test == "domain":
+            found = partition.test_by_domain(dataset.domain, types, "shared", within=rows)
+        elif test == "split":
+            found = partition.test_by_domain(dataset.domain, types, "split", within=rows)
         elif test == "match":
-            found = partition.match([p.numpy() for p in parts], dataset.y, dataset.y, seed, within=rows)
+            found = [rows[i] for i in partition.match([dataset.y[p] for p in parts], dataset.y[rows], seed)]
         else:
             raise FedbookError(f"test must be 'domain', 'split', 'match' or index arrays, got {test!r}", "try 'match'")
         chosen = [torch.as_tensor(np.asarray(t), dtype=torch.int64) for t in found]
@@ -336,7 +337,10 @@ class Federation:
         type_names: Sequence[str] | None = None,
     ) -> Federation:
         """From one dict per client: `train=(x, y)`, optionally `test=(x, y)`, `type=int`, `name=str`."""
-        xs, ys, built, start = [], [], [], 0
+        xs: list[Tensor] = []
+        ys: list[Tensor] = []
+        built: list[Client] = []
+        start = 0
         for i, c in enumerate(clients):
             index = []
             for part in ("train", "test"):
@@ -351,7 +355,8 @@ class Federation:
                             f"client {i}: samples of shape {tuple(x.shape[1:])}, expected {tuple(xs[0].shape[1:])}",
                             "bring all clients to one shape",
                         )
-                    xs.append(x), ys.append(y)
+                    xs.append(x)
+                    ys.append(y)
                 index.append(torch.arange(start, start + len(x)))
                 start += len(x)
             built.append(Client(i, int(c.get("type", 0)), index[0], index[1], str(c.get("name", ""))))
@@ -364,7 +369,7 @@ class Federation:
 
     @classmethod
     def from_npz(cls, path: str | Path, how: str = "by_domain", **options: Any) -> Federation:
-        """From a pack (`x, y, split[, domain, ...]`), split among clients by a partition of `fedbook.data.partition`."""
+        """From a pack (`x, y, split[, domain, ...]`), dealt to clients by a function of `fedbook.data.partition`."""
         from fedbook.data import from_npz
 
         return federate(from_npz(path), how, **options)
@@ -382,29 +387,14 @@ def federate(
 ) -> Federation:
     """A federation of a dataset's training samples, by a function of `fedbook.data.partition` named `how`.
 
-    `federate(load("digits5_offline"), "by_domain", dif=10)`; `federate(load("cifar10"), "dirichlet", clients=100, alpha=0.1)`.
+        federate(load("digits5_offline"), "by_domain", dif=10)
+        federate(load("cifar10"), "dirichlet", clients=100, alpha=0.1)
+
     Unless told otherwise a client is tested on its domain's test set (`by_domain`) or on its own class mix.
     """
     from fedbook.data import partition
 
-    given = {
-        "by_domain": lambda: {"domain": dataset.domain, "names": dataset.domain_names},
-        "by_group": lambda: {"ids": dataset.extra[options.pop("group", "group")]},
-        "pachinko": lambda: {"fine": dataset.y, "coarse": dataset.extra["coarse"]},
-        **{name: lambda: {"labels": dataset.y} for name in ("iid", "dirichlet", "pathological", "long_tail")},
-    }
-    if how not in given:
-        raise FedbookError(f"unknown partition {how!r}", f"known: {', '.join(given)}")
     note = {"partition": {"name": how, "seed": seed, **json.loads(json.dumps(options, default=list))}}
-    try:
-        columns = given[how]()
-    except KeyError as missing:
-        raise FedbookError(f"{dataset.name} has no {missing} column, which {how} needs", "use another partition") from None
-    if how != "by_group":
-        options["seed"] = seed
-    try:
-        parts = getattr(partition, how)(**columns, **options, within=torch.nonzero(dataset.split == 0).flatten())
-    except TypeError as error:
-        raise FedbookError(f"partition {how}: {error}", f"see fedbook.data.partition.{how}") from None
+    parts = partition.split(dataset, dataset.train, how, seed=seed, **options)
     test = test or ("domain" if how == "by_domain" else "match")
     return Federation.from_dataset(dataset, parts, test, note, seed)

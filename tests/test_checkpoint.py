@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from fedbook import Federation, FedbookError, methods, models, simulate
+from fedbook import FedbookError, Federation, methods, models, simulate
 from fedbook.rounds import Personal
 from fedbook.rounds import checkpoint as ck
 
@@ -95,7 +95,9 @@ def test_sigkill_between_the_steps_of_a_save(context, reference, tmp_path, kill_
 
 
 def run(toy, folder, rounds=3, **options):
-    return simulate(methods.get("fedavg", **options), toy, models.build("linear", toy), rounds, checkpoint=folder, quiet=True).run()
+    return simulate(
+        methods.get("fedavg", **options), toy, models.build("linear", toy), rounds, checkpoint=folder, quiet=True
+    ).run()
 
 
 def test_a_finished_run_is_replayed_not_repeated(toy, tmp_path):

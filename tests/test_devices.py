@@ -1,7 +1,7 @@
 """No GPU here, so every method runs on the meta device under a guard that refuses any operation mixing devices.
 
-Meta tensors have no values: whatever is read back (`.item()`, `.tolist()`, truth values) is replaced by a constant. What is
-left is exactly the question of where every tensor lives.
+Meta tensors have no values: what is read back (`.item()`, `.tolist()`, truth values) is replaced by a constant. What
+is left is exactly the question of where every tensor lives.
 """
 
 import contextlib
@@ -86,14 +86,26 @@ def test_the_guard_notices_a_stray_tensor(images, monkeypatch):
             return super().__call__(local, batch, sent, memory) + (batch.logits * torch.ones(4)).sum()
 
     run = simulate(
-        methods.get("fedavg").replace(objective=(Stray(),)), images.to("meta"), model_for("fedavg", images), 1, device="meta", quiet=True
+        methods.get("fedavg").replace(objective=(Stray(),)),
+        images.to("meta"),
+        model_for("fedavg", images),
+        1,
+        device="meta",
+        quiet=True,
     )
     with unreadable(monkeypatch), OneDevice(), pytest.raises((AssertionError, RuntimeError), match="mixes|devices"):
         run.run()
 
 
 def params_of(images, device):
-    run = simulate(methods.get("fedavg", lr=0.05, batch_size=8), images, models.build("cnn", images, width=4, hidden=8), 2, device=device, quiet=True)
+    run = simulate(
+        methods.get("fedavg", lr=0.05, batch_size=8),
+        images,
+        models.build("cnn", images, width=4, hidden=8),
+        2,
+        device=device,
+        quiet=True,
+    )
     return run.run().params
 
 

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import torch
 
-from fedbook import Federation, FedbookError
+from fedbook import FedbookError, Federation
 from fedbook.federation import Client
 
 

@@ -22,7 +22,9 @@ def weights_of(model):
 
 
 def one_round(method, federation, seed=0, **options):
-    run = simulate(method, federation, models.build("linear", federation, seed=7), rounds=1, seed=seed, quiet=True, **options)
+    run = simulate(
+        method, federation, models.build("linear", federation, seed=7), rounds=1, seed=seed, quiet=True, **options
+    )
     run.run()
     return run
 
@@ -34,7 +36,10 @@ def test_weights_sum_to_one_ignore_constants_and_follow_their_client(scores, con
     ids = list(range(len(scores)))
     w = normalise(scores, ids)
     assert math.isclose(sum(w), 1, abs_tol=1e-12) and min(w) >= 0
-    assert all(math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-12) for a, b in zip(w, normalise([s + constant for s in scores], ids)))
+    assert all(
+        math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-12)
+        for a, b in zip(w, normalise([s + constant for s in scores], ids))
+    )
     order = rnd.sample(ids, len(ids))
     assert normalise([scores[i] for i in order], order) == pytest.approx([w[i] for i in order], abs=1e-12)
 
@@ -188,7 +193,7 @@ def test_a_clients_turn_does_not_depend_on_who_else_took_part(toy):
     assert alone.records[0].train_loss[2] == together.records[0].train_loss[2]
 
 
-# -- stages that look at losses, late weights, personal layers ----------------------------------------------------------
+# -- stages that look at losses, late weights, personal layers --------------------------------------------
 @dataclasses.dataclass(frozen=True)
 class ByLoss(Weigh):
     needs_loss = True
@@ -263,7 +268,9 @@ def test_parameter_groups(toy):
     run = one_round(methods.get("fedavg").replace(solve=solver), toy)
     before = models.build("linear", toy, seed=7).state_dict()
     assert all(torch.equal(run.params[n], before[n]) or torch.allclose(run.params[n], before[n]) for n in before)
-    moved = one_round(methods.get("fedavg").replace(solve=LocalSolver(lr=0.1, groups=(("nothing*", {"lr": 0.0}),))), toy)
+    moved = one_round(
+        methods.get("fedavg").replace(solve=LocalSolver(lr=0.1, groups=(("nothing*", {"lr": 0.0}),))), toy
+    )
     assert not torch.allclose(moved.params["head.weight"], before["head.weight"])
 
 
@@ -285,8 +292,12 @@ def test_evaluation_matches_scikit_learn_per_client(images):
             logits = model(images.inputs(c.test))
         y, predicted = images.y[c.test].numpy(), logits.argmax(1).numpy()
         assert scores.acc[i] == pytest.approx(accuracy_score(y, predicted))
-        assert scores.loss[i] == pytest.approx(log_loss(y, logits.softmax(1).double().numpy(), labels=range(4)), abs=1e-5)
-        assert scores.f1[i] == pytest.approx(f1_score(y, predicted, average="macro", labels=sorted(set(y)), zero_division=0))
+        assert scores.loss[i] == pytest.approx(
+            log_loss(y, logits.softmax(1).double().numpy(), labels=range(4)), abs=1e-5
+        )
+        assert scores.f1[i] == pytest.approx(
+            f1_score(y, predicted, average="macro", labels=sorted(set(y)), zero_division=0)
+        )
 
 
 def test_shared_test_sets_are_scored_for_each_owner(images):
@@ -304,7 +315,9 @@ def test_frame_has_a_row_per_round_and_client(toy):
 
 
 def test_evaluate_every(toy):
-    run = simulate(methods.get("fedavg"), toy, models.build("linear", toy), rounds=5, evaluate_every=2, quiet=True).run()
+    run = simulate(
+        methods.get("fedavg"), toy, models.build("linear", toy), rounds=5, evaluate_every=2, quiet=True
+    ).run()
     assert [r.test_acc is not None for r in run.records] == [False, True, False, True, True]
 
 
@@ -357,5 +370,8 @@ def test_method_description_tells_methods_apart():
 
 
 def test_streams_differ_by_purpose_round_and_client():
-    draws = {torch.rand(1, generator=generator(*k)).item() for k in [(0, "a", 1, 1), (0, "a", 1, 2), (0, "b", 1, 1), (1, "a", 1, 1)]}
+    draws = {
+        torch.rand(1, generator=generator(*k)).item()
+        for k in [(0, "a", 1, 1), (0, "a", 1, 2), (0, "b", 1, 1), (1, "a", 1, 1)]
+    }
     assert len(draws) == 4

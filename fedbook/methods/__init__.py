@@ -1,7 +1,7 @@
 """Methods by the names the published tables use: `get("fedavgm", server_momentum=0.9, lr=0.05)`.
 
-One file per method, holding only what its paper adds to FedAvg. To add your own, write such a file with a function of the
-method's name and add the name here; or compose stages directly: `get("fedavg").replace(weigh=...)`.
+One file per method, holding only what its paper adds to FedAvg. To add your own, write such a file with a function of
+the method's name and add the name here; or compose stages directly: `get("fedavg").replace(weigh=...)`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def get(name: str, **options: Any) -> Method:
     """The method of that name with its own and FedAvg's options (participation, lr, epochs, batch_size, ...)."""
     if name not in BUILT:
         near = difflib.get_close_matches(name, BUILT, 1)
-        raise FedbookError(f"unknown method {name!r}", f"did you mean {near[0]!r}?" if near else f"known: {', '.join(BUILT)}")
+        raise FedbookError(
+            f"unknown method {name!r}", f"did you mean {near[0]!r}?" if near else f"known: {', '.join(BUILT)}"
+        )
     build = getattr(importlib.import_module(f"fedbook.methods.{name}"), name)
     try:
         return build(**options)

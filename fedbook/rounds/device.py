@@ -13,7 +13,7 @@ from fedbook.errors import FedbookError
 
 @dataclass(frozen=True)
 class Device:
-    """`Device("auto")` takes the GPU if there is one. The other fields trade exactness for speed and are off by default."""
+    """`Device("auto")` takes the GPU if there is one. The other fields trade exactness for speed; off by default."""
 
     name: str = "auto"
     bf16: bool = False

@@ -76,7 +76,9 @@ def evaluate(
     clients = federation.clients if clients is None else clients
     rows = [getattr(c, part) for c in clients]
     index, back = torch.unique(torch.cat(rows), return_inverse=True)
-    loss, predicted = predict(model, federation, index, device, precomputed(model, federation) if extra is None else extra)
+    loss, predicted = predict(
+        model, federation, index, device, precomputed(model, federation) if extra is None else extra
+    )
     owner = torch.repeat_interleave(torch.tensor([len(r) for r in rows]).to(index.device))
     return score(owner, len(clients), loss[back], predicted[back], federation.y[index][back], federation.num_classes)
 

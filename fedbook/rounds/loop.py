@@ -1,4 +1,4 @@
-"""The reference loop: one resident model, data on the device, sums taken as clients arrive. Readable from top to bottom."""
+"""The reference loop: one resident model, data on the device, sums taken as clients arrive."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from fedbook.rounds.weights import WeightedSum, Weights
 if TYPE_CHECKING:
     import pandas as pd
 
+SCORES = ("loss", "acc", "f1")
 EXPLODED = 1e6  # a mean training loss beyond this is reported as divergence
 
 
@@ -37,15 +38,15 @@ class Record:
     weights: list[float]
     train_loss: dict[int, float]
     train_acc: dict[int, float]
-    test_loss: list[float] | None
-    test_acc: list[float] | None
-    test_f1: list[float] | None
-    personal_loss: list[float] | None
-    personal_acc: list[float] | None
-    personal_f1: list[float] | None
     bytes_up: int
     bytes_down: int
     seconds: float
+    test_loss: list[float] | None = None
+    test_acc: list[float] | None = None
+    test_f1: list[float] | None = None
+    personal_loss: list[float] | None = None
+    personal_acc: list[float] | None = None
+    personal_f1: list[float] | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -114,7 +115,11 @@ class Simulation:
         evaluate_every: int,
         quiet: bool,
     ) -> None:
-        for name, value in (("rounds", rounds), ("evaluate_every", evaluate_every), ("checkpoint_every", checkpoint_every)):
+        for name, value in (
+            ("rounds", rounds),
+            ("evaluate_every", evaluate_every),
+            ("checkpoint_every", checkpoint_every),
+        ):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise FedbookError(f"{name} must be a whole number of at least 1, got {value!r}", f"try {name}=10")
         self.method, self.rounds, self.seed, self.device = method, rounds, seed, device
@@ -131,7 +136,9 @@ class Simulation:
         self.params: Params = {n: t.clone() for n, t in self.live.items() if n not in self.kept}
         self.initial: Params = {n: self.live[n].clone() for n in self.kept}
         self.extra = precomputed(self.model, self.federation)
-        self.state: dict[str, State] = {s: stage.init(self.federation, self.model) for s, stage in method.stages().items()}
+        self.state: dict[str, State] = {
+            s: stage.init(self.federation, self.model) for s, stage in method.stages().items()
+        }
         self.memory: dict[int, dict[str, State]] = {}
         self.records: list[Record] = []
         self.saved = 0
@@ -146,7 +153,13 @@ class Simulation:
 
         yield from list(self.records)
         start = self.records[-1].round if self.records else 0
-        bar = tqdm(range(start + 1, self.rounds + 1), desc=self.method.name, disable=self.quiet, initial=start, total=self.rounds)
+        bar = tqdm(
+            range(start + 1, self.rounds + 1),
+            desc=self.method.name,
+            disable=self.quiet,
+            initial=start,
+            total=self.rounds,
+        )
         for t in bar:
             record = self.step(t)
             self.records.append(record)
@@ -174,7 +187,11 @@ class Simulation:
             weight = dict(zip(r.participants, r.weights))
             for i, c in enumerate(self.federation.clients):
                 row: dict[str, Any] = {"round": r.round, "client": c.id, "type": self.federation.type_names[c.type]}
-                row |= {"weight": weight.get(c.id, 0.0), "train_loss": r.train_loss.get(c.id), "train_acc": r.train_acc.get(c.id)}
+                row |= {
+                    "weight": weight.get(c.id, 0.0),
+                    "train_loss": r.train_loss.get(c.id),
+                    "train_acc": r.train_acc.get(c.id),
+                }
                 for name in ("test_loss", "test_acc", "test_f1", "personal_loss", "personal_acc", "personal_f1"):
                     scores = getattr(r, name)
                     row[name] = None if scores is None else scores[i]
@@ -201,12 +218,16 @@ class Simulation:
         reports = [Report(id, len(self.federation.client(id).train)) for id in participants]
 
         measuring = [s for s in stages if stages[s].overrides("measure")]
-        if measuring or any(stage.needs_loss for stage in stages.values()):  # 2. what they measure at the received model
+        if measuring or any(
+            stage.needs_loss for stage in stages.values()
+        ):  # 2. what they measure at the received model
             for report in reports:
                 local = self._turn(report.id, t, "measure")
                 self.model.eval()
                 if any(stage.needs_loss for stage in stages.values()):
-                    report.loss = evaluate(self.model, self.federation, [local.client], "train", self.device, self.extra).loss[0]
+                    report.loss = evaluate(
+                        self.model, self.federation, [local.client], "train", self.device, self.extra
+                    ).loss[0]
                     up += 4
                 for s in measuring:
                     self._receive(report, stages[s].measure(local, local.memory.setdefault(s, {})))
@@ -259,12 +280,12 @@ class Simulation:
                 self.load(self.params)
                 scores = evaluate(self.model, self.federation, None, "test", self.device, self.extra)
             personal = self._personal(t) if method.personal else None
-        return Record(
-            t, participants, weights.default, train_loss, train_acc,
-            *(getattr(scores, n, None) for n in ("loss", "acc", "f1")),
-            *(getattr(personal, n, None) for n in ("loss", "acc", "f1")),
-            up, down, 0.0, extra,
-        )  # fmt: skip
+        found = {
+            f"{kind}_{n}": getattr(of, n, None)
+            for kind, of in (("test", scores), ("personal", personal))
+            for n in SCORES
+        }
+        return Record(t, participants, weights.default, train_loss, train_acc, up, down, 0.0, **found, extra=extra)
 
     # -- its parts ------------------------------------------------------------------------------------------------
     def load(self, params: Params) -> None:
@@ -314,7 +335,7 @@ class Simulation:
         found = []
         for c in self.federation.clients:
             found.append(evaluate(self.personal_model(c, t), self.federation, [c], "test", self.device, self.extra))
-        return Scores(*([x for s in found for x in getattr(s, name)] for name in ("loss", "acc", "f1")))
+        return Scores(*([x for s in found for x in getattr(s, name)] for name in SCORES))
 
     def personal_model(self, client: Client, t: int | None = None) -> nn.Module:
         """The resident model, holding the weights this client is tested with (until the next call)."""

@@ -55,7 +55,8 @@ class Batch:
 
     def __init__(self, local: Local, index: Tensor) -> None:
         federation = local.federation
-        self.model, self.index, self.y = local.model, index, federation.y[index]
+        self.model: Any = local.model
+        self.index, self.y = index, federation.y[index]
         self.x = local.device.images(federation.inputs(index))
         self.extra = {name: t[index] for name, t in local.extra.items()}
 
@@ -188,7 +189,7 @@ class Personal(Stage):
         return any(fnmatch.fnmatch(name, pattern) for pattern in self.keep)
 
     def load(self, local: Local, sent: State, memory: State) -> None:
-        """Turn `local.model`, which holds the received and the client's own layers, into the model it is tested with."""
+        """Turn `local.model`, holding the received and the client's own layers, into the model it is tested with."""
 
 
 # -- FedAvg's five ----------------------------------------------------------------------------------------------------
@@ -241,7 +242,9 @@ class LocalSolver(Stage):
         for name, low in (("epochs", 1), ("batch_size", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < low:
-                raise FedbookError(f"{name} must be a whole number of at least {low}, got {value!r}", f"try {name}={low}")
+                raise FedbookError(
+                    f"{name} must be a whole number of at least {low}, got {value!r}", f"try {name}={low}"
+                )
         if not (self.lr >= 0 and math.isfinite(self.lr)):
             raise FedbookError(f"lr must be a finite number of at least 0, got {self.lr!r}", "try lr=0.1")
         if self.optimizer not in ("sgd", "adamw"):

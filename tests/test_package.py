@@ -1,0 +1,43 @@
+"""What the package promises before anything is run."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HEAVY = ["timm", "transformers", "sklearn", "matplotlib", "pandas", "seaborn", "torchvision", "mlxtend", "scipy"]
+
+
+def test_import_is_light():
+    """After torch, `import fedbook` adds at most 0.3 s and none of the heavy libraries."""
+    code = (
+        "import torch, sys, time, json; a = time.perf_counter(); import fedbook, fedbook.cli; b = time.perf_counter();"
+        f"print(json.dumps([b - a, [m for m in {HEAVY} if m in sys.modules]]))"
+    )
+    runs = [json.loads(subprocess.check_output([sys.executable, "-c", code], cwd=ROOT)) for _ in range(3)]
+    assert all(loaded == [] for _, loaded in runs)
+    assert min(seconds for seconds, _ in runs) < 0.3
+
+
+def test_the_readme_has_the_two_commands():
+    readme = (ROOT / "README.md").read_text()
+    assert "pip install -e '.[all]' && fedbook reproduce" in readme
+    assert "pip install -e '.[all,test]' && pytest" in readme
+    assert "pip install -e '\\.\\[all,test\\]' && pytest" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_dependencies_have_floors_only():
+    text = (ROOT / "pyproject.toml").read_text()
+    wanted = re.findall(r'^\s*"([A-Za-z0-9_.-]+(?:\[[a-z,]+\])?)([<>=!~][^"]*)?",?$', text, re.M)
+    assert {"torch", "timm", "ipywidgets"} <= {name for name, _ in wanted}
+    assert not [spec for _, spec in wanted if "<" in spec or "==" in spec or "~" in spec]
+
+
+@pytest.mark.parametrize("tool", [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]])
+def test_linters(tool):
+    result = subprocess.run([sys.executable, "-m", *tool], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
