@@ -118,6 +118,19 @@ def test_a_checkpoint_of_another_run_is_refused(toy, tmp_path):
         run(toy, tmp_path, rounds=2, lr=0.1)
 
 
+def test_a_changed_frozen_backbone_is_another_run(toy, tmp_path):
+    def start(value):
+        model = models.build("mlp", toy, width=4)
+        model.features.requires_grad_(False)
+        model.features[1].weight.data.fill_(value)
+        return simulate(methods.get("fedavg"), toy, model, 1, checkpoint=tmp_path, quiet=True)
+
+    start(0.1).run()
+    start(0.1)
+    with pytest.raises(FedbookError, match="its model differs"):
+        start(0.2)
+
+
 def test_saving_every_few_rounds_keeps_every_record(toy, tmp_path):
     method, model = methods.get("fedavg"), models.build("linear", toy)
     simulate(method, toy, model, 5, checkpoint=tmp_path, checkpoint_every=2, quiet=True).run()

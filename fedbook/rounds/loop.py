@@ -210,6 +210,10 @@ class Simulation:
 
     def _round(self, t: int) -> Record:
         method, stages, up, down = self.method, self.method.stages(), 0, 0
+        if t == 1:
+            for stage in stages.values():
+                once_up, once_down = stage.once(self.federation)
+                up, down = up + once_up, down + once_down
 
         chosen, self.state["sample"] = method.sample(  # 1. who takes part
             self.state["sample"], self.federation, t, generator(self.seed, "sample", t)
@@ -352,11 +356,15 @@ class Simulation:
 
     # -- resuming -------------------------------------------------------------------------------------------------
     def _identity(self) -> dict[str, Any]:
-        names = hashlib.sha256(repr([(n, tuple(t.shape)) for n, t in self.live.items()]).encode()).hexdigest()[:16]
+        """What must be the same when a run goes on; frozen weights count by their values, trained ones by their shapes."""
+        model = hashlib.sha256(repr([(n, tuple(t.shape)) for n, t in self.live.items()]).encode())
+        for name, t in self.model.state_dict().items():
+            if name not in self.live:
+                model.update(name.encode() + t.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return {
             "method": self.method.describe(),
             "federation": self.federation.fingerprint,
-            "model": names,
+            "model": model.hexdigest()[:16],
             "seed": self.seed,
             "evaluate_every": self.every,
         }

@@ -10,7 +10,8 @@ and, for methods that have them, `personal`: what stays with a client and which 
 
 A stage is a frozen dataclass of hyper-parameters. What it remembers between rounds lies outside it: a server `state`
 and one `memory` per client (dicts of tensors, numbers, strings and lists, all of it checkpointed). What travels is
-declared by returning it: `send` (server to client), `measure` and `end` (client to server). Those are counted in bytes.
+declared by returning it: `send` (server to client), `measure` and `end` (client to server). Those are counted in bytes,
+and so is `once`, for what is exchanged before the first round and then kept.
 """
 
 from __future__ import annotations
@@ -51,7 +52,13 @@ class Report:
 
 
 class Batch:
-    """Samples and labels; features and logits are computed once and shared by all terms of the objective."""
+    """Samples and labels; features and logits are computed once and shared by all terms of the objective.
+
+    An objective that asks the model about something else than the samples may leave its logits in `scored`, for the
+    training accuracy.
+    """
+
+    scored: Tensor | None = None
 
     def __init__(self, local: Local, index: Tensor) -> None:
         federation = local.federation
@@ -116,6 +123,10 @@ class Stage:
     def adapt(self, model: nn.Module, federation: Federation) -> nn.Module:
         """Wrap or extend the model before anything starts."""
         return model
+
+    def once(self, federation: Federation) -> tuple[int, int]:
+        """Bytes all clients together send up and receive before round 1, for what `adapt` put into the model."""
+        return 0, 0
 
     def init(self, federation: Federation, model: nn.Module) -> State:
         """The server's state before round 1."""
@@ -284,8 +295,9 @@ class LocalSolver(Stage):
             hits = torch.zeros((), device=local.federation.device)
             for batch in local.batches(self.batch_size):
                 loss += self.step(local, optimizer, batch) * len(batch.y)
-                if "logits" in batch.__dict__:  # an objective may never ask for the plain logits
-                    hits += (batch.logits.detach().argmax(1) == batch.y).sum()
+                logits = batch.__dict__.get("logits", batch.scored)  # an objective may never ask for the plain ones
+                if logits is not None:
+                    hits += (logits.detach().argmax(1) == batch.y).sum()
         return loss / len(local.client.train), hits / len(local.client.train)
 
 

@@ -1,0 +1,422 @@
+"""A frozen ViT that learns through extra tokens: one prompted ViT, three ways to make the tokens.
+
+A ViT reads a row of tokens, [cls, patches]; a prompt is one more token, learned, put into that row before some layer.
+Attention has no notion of order beyond the position code the patches carry, so prompts are simply appended.
+
+    PromptedViT   the same prompts for every image: VPT-shallow, VPT-deep, or none (linear probing)
+    FedGC         every prompt is shifted by h, which a small network derives from the image          (FedGCR)
+    FGPT          shared prompts, plus one chosen per image from a set of group prompts at layer u    (FGPT, FGPT-U)
+
+Only prompts, GC-Net and head are trained; layers count from 1 as in the papers. The blocks are timm's own.
+What depends on no trained parameter, e(x) = the CLS feature of the un-prompted encoder, can be handed over as `cls`
+(`precompute` makes it, once per image); without it the model computes it itself. A gradient with respect to the image
+needs the call without extras.
+
+Jia et al., Visual Prompt Tuning, ECCV 2022. Zheng et al., FedGCR, AAAI 2024. Deng et al., FGPT, arXiv:2310.18285v1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedbook.errors import FedbookError
+from fedbook.federation import Federation
+from fedbook.models import cache
+
+Moments = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+class Head(nn.Linear):
+    """The linear classifier W_C (phi in FedGCR), with dropout on the feature it reads."""
+
+    def __init__(self, features: int, num_classes: int, dropout: float = 0.0) -> None:
+        super().__init__(features, num_classes)
+        self.dropout = dropout
+
+    def forward(self, z: Tensor) -> Tensor:
+        return super().forward(F.dropout(z, self.dropout, self.training) if self.dropout else z)
+
+
+class Rescale(nn.Module):
+    """Images normalised by one mean and deviation, as a network that was trained with another expects them."""
+
+    def __init__(self, given: Moments, wanted: Moments) -> None:
+        super().__init__()
+        (mean, std), (to_mean, to_std) = (
+            torch.tensor(m, dtype=torch.float64)[..., None, None] for m in (given, wanted)
+        )
+        self.scale = nn.Parameter((std / to_std).float(), requires_grad=False)
+        self.shift = nn.Parameter(((mean - to_mean) / to_std).float(), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addcmul(self.shift, x, self.scale)
+
+
+class PromptedViT(nn.Module):
+    """A frozen timm VisionTransformer with `prompts={layer: how many}` and a linear head.
+
+    replace=False: prompts stay in the row to the end; True: those entering at a layer replace those before (VPT-deep).
+    std=None draws prompts as VPT does, U(-v, v) with v^2 = 6 / (3 patch^2 + d); a number draws N(0, std^2).
+    rescale brings images to the normalisation the backbone was trained with; None: they come that way.
+    keep_tokens=True lets `precompute` keep the embedded patches too, if they fit the cache's memory.
+    """
+
+    backbone: Any
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        num_classes: int,
+        prompts: Mapping[int, int] | None = None,
+        *,
+        replace: bool = False,
+        dropout: float = 0.0,
+        std: float | None = None,
+        rescale: nn.Module | None = None,
+        keep_tokens: bool = False,
+    ) -> None:
+        from timm.models.vision_transformer import Block, VisionTransformer
+
+        super().__init__()
+        if not isinstance(backbone, VisionTransformer):
+            raise FedbookError(
+                f"prompts need a plain timm VisionTransformer, got {type(backbone).__name__}", "try backbone='bundled'"
+            )
+        self.backbone = backbone.requires_grad_(False).eval()
+        self.depth, self.width = len(backbone.blocks), backbone.embed_dim
+        self.replace, self.std, self.keep_tokens = replace, std, keep_tokens
+        counts = {self._layer(layer): n for layer, n in (prompts or {}).items() if n != 0}
+        if any(n < 0 for n in counts.values()):
+            raise FedbookError(f"a layer gets 0 or more prompts, got {dict(prompts or {})}", "use 0 for none")
+        self.prompts = nn.ParameterDict({str(layer): self._new(counts[layer], self.width) for layer in counts})
+        self.head = Head(self.width, num_classes, dropout)
+        self.rescale = rescale or nn.Identity()
+        self._image_tokens = backbone.patch_embed.num_patches + backbone.num_prefix_tokens
+        self._read = 1 if backbone.global_pool == "token" else self._image_tokens
+        self._plain = type(backbone.blocks[-1]) is Block
+
+    def _layer(self, layer: int) -> int:
+        if not 1 <= layer <= self.depth:
+            raise FedbookError(f"no layer {layer} in a ViT of {self.depth}", f"layers count from 1 to {self.depth}")
+        return layer
+
+    def _new(self, *shape: int) -> nn.Parameter:
+        if self.std is not None:
+            return nn.Parameter(torch.randn(shape) * self.std)
+        v = math.sqrt(6 / (self.backbone.patch_embed.proj.weight[0].numel() + self.width))
+        return nn.Parameter(torch.empty(shape).uniform_(-v, v))
+
+    def train(self, mode: bool = True) -> PromptedViT:
+        super().train(mode)
+        self.backbone.eval()
+        return self
+
+    # -- the encoder, in pieces --------------------------------------------------------------------------------------
+    def tokens(self, x: Tensor) -> Tensor:
+        """[cls_0, E_0]: class token and embedded patches, with their position codes."""
+        b = self.backbone
+        return b.norm_pre(b.patch_drop(b._pos_embed(b.patch_embed(self.rescale(x)))))
+
+    def insert(self, t: Tensor, p: Tensor) -> Tensor:
+        """Append prompts p, [n, d] for all images or [B, n, d] for each."""
+        return torch.cat([t, p.expand(len(t), -1, -1)], 1)
+
+    def run(self, t: Tensor, first: int, last: int) -> Tensor:
+        """Layers first..last."""
+        for layer in range(first, last + 1):
+            t = self.backbone.blocks[layer - 1](t)
+        return t
+
+    def finish(self, t: Tensor, first: int = 1) -> Tensor:
+        """Layers first..U, then what timm pools (CLS, normalised); prompts are never pooled."""
+        b, n = self.backbone, self._read
+        t = self.run(t, first, self.depth - 1)
+        last = b.blocks[-1]
+        if self._plain:  # the last layer's residual and MLP are only needed for the tokens that are read
+            t = t[:, :n] + last.drop_path1(last.ls1(last.attn(last.norm1(t))[:, :n]))
+            t = t + last.drop_path2(last.ls2(last.mlp(last.norm2(t))))
+        else:
+            t = last(t)[:, :n]
+        return b.forward_head(b.norm(t), pre_logits=True)
+
+    @torch.no_grad()
+    def frozen_cls(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """e(x), h_theta(x) in FGPT: the encoder without prompts and without gradient."""
+        return self.finish(self.tokens(x) if tokens is None else tokens)
+
+    # -- the model ---------------------------------------------------------------------------------------------------
+    def embed(self, x: Tensor, cls: Tensor | None = None, tokens: Tensor | None = None) -> Tensor:
+        """z(x) [B, d]."""
+        if not self.prompts and cls is not None:
+            return cls
+        t, at = self.tokens(x) if tokens is None else tokens, 1
+        for layer in sorted(map(int, self.prompts)):
+            t = self.run(t, at, layer - 1)
+            t = self.insert(t[:, : self._image_tokens] if self.replace else t, self.prompts[str(layer)])
+            at = layer
+        return self.finish(t, at)
+
+    def forward(self, x: Tensor, **extra: Tensor) -> Tensor:
+        return self.head(self.embed(x, **extra))
+
+    def precompute(self, federation: Federation) -> dict[str, Tensor]:
+        """Per-image tensors no training changes, for `embed(x, **extra)`."""
+        kept, frozen = {}, nn.ModuleList([self.rescale, self.backbone])
+        if self.needs_cls:
+            kept["cls"] = cache.per_image("cls", federation, frozen, self.frozen_cls)
+        element = next(self.backbone.parameters()).element_size()
+        if self.keep_tokens and len(federation.x) * self._image_tokens * self.width * element <= cache.CACHE.memory:
+            kept["tokens"] = cache.per_image("tokens", federation, frozen, self.tokens)
+        return kept
+
+    @property
+    def needs_cls(self) -> bool:
+        return not self.prompts
+
+
+class FedGC(PromptedViT):
+    """Global prompts p in R^{n x d}, each shifted by the image's own h(x) = GC-Net(e(x)) (FedGCR, section 3.1).
+
+    For the losses on h and z: `h = model.h(x, **extra); z = model.embed(x, h=h)`.
+    tiled=True mixes the batch in training as the authors' code does: prompt k of image b is shifted by the h of image
+    (n b + k) mod B instead of its own.
+    """
+
+    needs_cls = True
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        num_classes: int,
+        prompts: int = 4,
+        *,
+        width: int | None = None,
+        tiled: bool = False,
+        **options: Any,
+    ) -> None:
+        if prompts < 1:
+            raise FedbookError(f"FedGC adds h to its prompts and needs at least one, got {prompts}", "use prompts=4")
+        super().__init__(backbone, num_classes, {1: prompts}, **{"std": 0.02, **options})
+        d, hidden, self.tiled = self.width, width or 4 * self.width, tiled
+        self.gc_net = nn.Sequential(nn.Linear(d, hidden), nn.ReLU(), nn.Linear(hidden, d))
+
+    def h(self, x: Tensor, cls: Tensor | None = None, tokens: Tensor | None = None) -> Tensor:
+        """The type-specific prompt h(x) [B, d] (stage 1, Alg. 1 line 5)."""
+        return self.gc_net(self.frozen_cls(x, tokens) if cls is None else cls)
+
+    def embed(
+        self, x: Tensor, cls: Tensor | None = None, tokens: Tensor | None = None, h: Tensor | None = None
+    ) -> Tensor:
+        t = self.tokens(x) if tokens is None else tokens
+        h, p = self.h(x, cls, t) if h is None else h, self.prompts["1"]
+        shift = h.repeat(len(p), 1).view(len(h), *p.shape) if self.tiled and self.training else h[:, None]
+        return self.finish(self.insert(t, p + shift))  # stage 2, [x | p + h] (Alg. 1 line 6)
+
+
+class FGPT(PromptedViT):
+    """Shared prompts P_S at layer 1 and one group prompt p_g at layer u, g chosen per image by fixed keys (FGPT).
+
+    layer=None puts u in the middle (6 of 12, 2 of 4). top_k > 1 is FGPT-U: when not training, the logits of the
+    top_k nearest groups are averaged; layers below u run once. The head is affine, so its mean output is its output
+    at the mean feature, which is what `embed` returns.
+    keys: "orthogonal" (QR of a Gaussian, seeded by `key_seed` if given), "random" (that Gaussian), or a [G, d] tensor;
+    learn_keys trains them (the selection itself has no gradient). centre is subtracted from the query, relu clips it.
+    Group prompts are separate parameters: one no image of a client selects keeps grad None, so it does not move.
+    """
+
+    needs_cls = True
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        num_classes: int,
+        prompts: int = 5,
+        *,
+        groups: int = 20,
+        layer: int | None = None,
+        top_k: int = 1,
+        keys: str | Tensor = "orthogonal",
+        key_seed: int | None = None,
+        learn_keys: bool = False,
+        relu: bool = False,
+        centre: Tensor | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(backbone, num_classes, {1: prompts}, **options)
+        if not 1 <= top_k <= groups:
+            raise FedbookError(f"top_k must lie in 1..{groups} groups, got {top_k}", "FGPT uses 1, FGPT-U 5")
+        self.layer = middle(self.depth) if layer is None else self._layer(layer)
+        self.top_k, self.relu = top_k, relu
+        self.groups = nn.ParameterList(self._new(self.width) for _ in range(groups))
+        b = make_keys(groups, self.width, keys, key_seed) if isinstance(keys, str) else keys
+        if b.shape != (groups, self.width):
+            raise FedbookError(f"keys must be {groups} x {self.width}, got {tuple(b.shape)}", "one key per group")
+        self.keys = nn.Parameter(b.clone(), requires_grad=learn_keys)
+        self.centre = nn.Parameter(torch.zeros(self.width) if centre is None else centre, requires_grad=False)
+
+    def similarity(self, query: Tensor) -> Tensor:
+        """cos(h_theta(x), b_g) [B, G]; the query without gradient, the keys with theirs."""
+        query = query.detach() - self.centre
+        return F.normalize(F.relu(query) if self.relu else query, dim=1) @ F.normalize(self.keys, dim=1).T
+
+    @torch.no_grad()
+    def select(self, query: Tensor, k: int = 1) -> Tensor:
+        """The k nearest groups [B, k], nearest first, ties to the lower number: Select(x) of Eq. 5 is column 0."""
+        return self.similarity(query).argsort(dim=1, descending=True, stable=True)[:, :k]
+
+    def group_prompts(self, g: Tensor) -> Tensor:
+        """p_g for group numbers g of any shape, touching only the prompts in use."""
+        if g.is_meta:
+            return torch.stack(list(self.groups))[g]
+        used, where = g.unique(return_inverse=True)
+        return torch.stack([self.groups[i] for i in used.tolist()])[where]
+
+    def embed(self, x: Tensor, cls: Tensor | None = None, tokens: Tensor | None = None) -> Tensor:
+        k = 1 if self.training else self.top_k
+        t = self.tokens(x) if tokens is None else tokens
+        g = self.select(self.frozen_cls(x, t) if cls is None else cls, k)  # (5)
+        for shared in self.prompts.values():
+            t = self.insert(t, shared)  # (2)
+        t = self.run(t, 1, self.layer - 1).repeat_interleave(k, 0)
+        t = self.insert(t, self.group_prompts(g).view(len(t), 1, -1))  # (3)
+        return self.finish(t, self.layer).view(len(g), k, -1).mean(1)  # (4), Alg. 3
+
+
+def middle(depth: int) -> int:
+    """Where a group prompt enters unless told: layer 6 of 12 as FGPT prints, layer 2 of 4."""
+    return max(1, depth // 2)
+
+
+def make_keys(groups: int, d: int, kind: str = "orthogonal", seed: int | None = None) -> Tensor:
+    """Keys B [G, d]: mutually orthogonal unit vectors, or the random Gaussian ones they are made from."""
+    if kind not in ("orthogonal", "random"):
+        raise FedbookError(f"keys are 'orthogonal', 'random' or a tensor, got {kind!r}", "FGPT uses 'orthogonal'")
+    rng = None if seed is None else torch.Generator().manual_seed(seed)
+    gauss = torch.randn(d, groups, generator=rng, dtype=torch.float64)
+    if kind == "random":
+        return gauss.T.float().contiguous()
+    if groups > d:
+        raise FedbookError(f"{groups} orthogonal keys do not fit in {d} dimensions", f"use at most {d} groups")
+    q, r = torch.linalg.qr(gauss)
+    return (q * r.diagonal().sign()).T.float().contiguous()
+
+
+# -- by name; random draws follow torch's seed, which `fedbook.models.build` sets --------------------------------------
+def _start(federation: Federation | int, backbone: str | nn.Module) -> dict[str, Any]:
+    """What every model begins with: the backbone, the number of classes, and how images become what it expects."""
+    frozen: Any = backbone
+    if isinstance(backbone, str):
+        from fedbook.models.backbones import backbone as load
+
+        frozen = load(backbone)
+    if isinstance(federation, int):
+        return {"backbone": frozen, "num_classes": federation}
+    want = (frozen.patch_embed.proj.in_channels, *frozen.patch_embed.img_size)
+    if federation.input_shape != want:
+        raise FedbookError(
+            f"the backbone reads images of shape {want}, the federation holds {federation.input_shape}",
+            f"load the data with size={want[1]}, channels={want[0]}",
+        )
+    start = {"backbone": frozen, "num_classes": federation.num_classes}
+    if federation.x.dtype == torch.uint8 and hasattr(frozen, "norm_mean"):
+        given = (federation.mean or (0.0,) * want[0], federation.std or (1.0,) * want[0])
+        start["rescale"] = Rescale(given, (frozen.norm_mean, frozen.norm_std))
+    return start
+
+
+def linear_probe(
+    federation: Federation | int,
+    backbone: str | nn.Module = "bundled",
+    dropout: float = 0.0,
+) -> PromptedViT:
+    """No prompts: only the head is trained."""
+    return PromptedViT(**_start(federation, backbone), dropout=dropout)
+
+
+def vpt(
+    federation: Federation | int,
+    backbone: str | nn.Module = "bundled",
+    prompts: int = 5,
+    deep: bool = False,
+    extra: int = 0,
+    layer: int | None = None,
+    dropout: float = 0.0,
+    keep_tokens: bool = False,
+) -> PromptedViT:
+    """VPT for a federation (or a number of classes); `extra` more prompts enter at `layer` (the middle unless told)."""
+    start = _start(federation, backbone)
+    depth = len(start["backbone"].blocks)
+    counts = dict.fromkeys(range(1, depth + 1) if deep else [1], prompts)
+    if extra:
+        u = middle(depth) if layer is None else layer
+        counts[u] = counts.get(u, 0) + extra
+    return PromptedViT(**start, prompts=counts, replace=deep, dropout=dropout, keep_tokens=keep_tokens)
+
+
+def vpt_deep(
+    federation: Federation | int,
+    backbone: str | nn.Module = "bundled",
+    prompts: int = 5,
+    dropout: float = 0.0,
+    keep_tokens: bool = False,
+) -> PromptedViT:
+    """VPT-deep: fresh prompts at every layer, in place of those of the layer before."""
+    return vpt(federation, backbone, prompts, deep=True, dropout=dropout, keep_tokens=keep_tokens)
+
+
+def fedgc(
+    federation: Federation | int,
+    backbone: str | nn.Module = "bundled",
+    prompts: int = 4,
+    width: int | None = None,
+    tiled: bool = False,
+    dropout: float = 0.0,
+    keep_tokens: bool = False,
+) -> FedGC:
+    """FedGCR's model; `width` is GC-Net's hidden layer, 4d unless told."""
+    start = _start(federation, backbone)
+    return FedGC(**start, prompts=prompts, width=width, tiled=tiled, dropout=dropout, keep_tokens=keep_tokens)
+
+
+def fgpt(
+    federation: Federation | int,
+    backbone: str | nn.Module = "bundled",
+    prompts: int = 5,
+    groups: int = 20,
+    layer: int | None = None,
+    top_k: int = 1,
+    keys: str | Tensor = "orthogonal",
+    key_seed: int | None = None,
+    learn_keys: bool = False,
+    relu: bool = False,
+    centre: bool = False,
+    dropout: float = 0.0,
+    keep_tokens: bool = False,
+) -> FGPT:
+    """FGPT's model, FGPT-U with top_k=5; centre=True subtracts the mean query of the clients' training images, one
+    vector of d numbers (and a count) that each client would send once."""
+    start, mean = _start(federation, backbone), None
+    if centre:
+        if isinstance(federation, int):
+            raise FedbookError("centring needs the clients' images, got a number of classes", "pass a federation")
+        e = PromptedViT(**start).precompute(federation)["cls"]
+        mean = e[torch.cat([c.train for c in federation.clients])].mean(0)
+    return FGPT(
+        **start, prompts=prompts, groups=groups, layer=layer, top_k=top_k, keys=keys, key_seed=key_seed,
+        learn_keys=learn_keys, relu=relu, centre=mean, dropout=dropout, keep_tokens=keep_tokens,
+    )  # fmt: skip
+
+
+BUILDERS: dict[str, Callable[..., nn.Module]] = {
+    "linear_probe": linear_probe,
+    "vpt": vpt,
+    "vpt_deep": vpt_deep,
+    "fedgc": fedgc,
+    "fgpt": fgpt,
+}
