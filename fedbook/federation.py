@@ -326,7 +326,7 @@ class Federation:
             tuple(dataset.domain_names),
             dataset.mean,
             dataset.std,
-            {"dataset": dataset.name, **(provenance or {})},
+            {"dataset": dataset.name, "test": test if isinstance(test, str) else "given", **(provenance or {})},
         )
 
     @classmethod

@@ -357,6 +357,11 @@ def test_a_frozen_model_is_refused(toy):
         simulate(methods.get("fedavg"), toy, model, quiet=True)
 
 
+def test_a_model_without_features_is_refused(toy):
+    with pytest.raises(FedbookError, match="no embed"):
+        simulate(methods.get("fedavg"), toy, nn.Linear(5, 3), quiet=True)
+
+
 def test_unknown_names_suggest_the_nearest(toy):
     with pytest.raises(FedbookError, match="did you mean 'fedavg'"):
         methods.get("fedavgg")

@@ -12,7 +12,7 @@ What depends on no trained parameter, e(x) = the CLS feature of the un-prompted 
 (`precompute` makes it, once per image); without it the model computes it itself. A gradient with respect to the image
 needs the call without extras.
 
-Jia et al., Visual Prompt Tuning, ECCV 2022. Zheng et al., FedGCR, AAAI 2024. Deng et al., FGPT, arXiv:2310.18285v1.
+Jia et al., Visual Prompt Tuning, ECCV 2022. Cheng et al., FedGCR, AAAI 2024. Deng et al., FGPT, arXiv:2310.18285v1.
 """
 
 from __future__ import annotations

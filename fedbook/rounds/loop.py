@@ -127,6 +127,13 @@ class Simulation:
         self.federation = federation.to(device.torch)
         for stage in method.stages().values():
             model = stage.adapt(model, self.federation)
+        for name in ("embed", "head"):
+            if not callable(getattr(model, name, None)):
+                raise FedbookError(
+                    f"the model has no {name}", "offer embed(x) -> z and head(z) -> logits, or use Classifier"
+                )
+        if type(model).forward is nn.Module.forward:
+            raise FedbookError("the model has no forward", "add forward(x, **extra) = head(embed(x, **extra))")
         self.model = device.place(model)
         self.live = shared_state(self.model)  # views of the resident model, written in place
         if not any(isinstance(p, nn.Parameter) for p in self.model.parameters() if p.requires_grad):
@@ -356,11 +363,13 @@ class Simulation:
 
     # -- resuming -------------------------------------------------------------------------------------------------
     def _identity(self) -> dict[str, Any]:
-        """What must be the same when a run goes on; frozen weights count by their values, trained ones by their shapes."""
+        """What must be the same when a run goes on; of the trained weights only the shapes, their values are state."""
         model = hashlib.sha256(repr([(n, tuple(t.shape)) for n, t in self.live.items()]).encode())
         for name, t in self.model.state_dict().items():
             if name not in self.live:
-                model.update(name.encode() + t.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+                model.update(
+                    name.encode() + t.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes()
+                )
         return {
             "method": self.method.describe(),
             "federation": self.federation.fingerprint,

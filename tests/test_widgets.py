@@ -1,0 +1,92 @@
+"""What the notebooks lean on: sliders, figures with descriptions, answers, the opening line."""
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+from fedbook import FedbookError
+from fedbook.notebook import answer, five_stages, show, start
+from fedbook.widgets import explore
+
+
+def test_a_slider_per_argument_in_the_order_listed():
+    calls = []
+
+    def plot(alpha, dif):
+        calls.append((alpha, dif))
+        return alpha * dif
+
+    widget = explore(plot, alpha=[0.1, 1.0, 10.0], dif=[1, 5])
+    alpha, dif = widget.children[:2]
+    assert [v for _, v in alpha.options] == [0.1, 1.0, 10.0] and (alpha.value, dif.value) == (0.1, 1)
+    alpha.value = 10.0
+    dif.value = 5
+    assert calls[-1] == (10.0, 5)
+    assert widget.result == 50.0
+
+
+def test_every_move_shows_the_figure(monkeypatch):
+    shown = []
+    monkeypatch.setattr(plt, "show", lambda: shown.append(plt.gcf()))
+    widget = explore(lambda n: plt.figure(num=n), n=[1, 2, 3])
+    widget.children[0].value = 3
+    assert shown[-1].number == 3
+    plt.close("all")
+
+
+@pytest.mark.parametrize("values", [[], "abc"])
+def test_a_slider_needs_values(values):
+    with pytest.raises(FedbookError, match="alpha needs a list"):
+        explore(print, alpha=values)
+
+
+def test_show_keeps_the_description_and_closes(monkeypatch):
+    seen = {}
+    monkeypatch.setattr("IPython.display.display", lambda fig, metadata: seen.update(fig=fig, metadata=metadata))
+    fig = plt.figure()
+    show(fig, alt="a line that rises")
+    assert seen["fig"] is fig and seen["metadata"] == {"image/png": {"alt": "a line that rises"}}
+    assert not plt.fignum_exists(fig.number)
+    with pytest.raises(FedbookError, match="description"):
+        show(fig, alt=" ")
+
+
+@pytest.mark.parametrize(
+    ("got", "told"),
+    [
+        (None, "still to do"),
+        (0.5, "right"),
+        (np.float32(0.5), "right"),
+        (0.6, "not yet"),
+        ("x", "not yet"),
+        ([1, 2], "not"),
+    ],
+)
+def test_answers(got, told, capsys):
+    answer(got, 0.5)
+    assert capsys.readouterr().out.startswith(told)
+
+
+def test_an_answer_of_several_numbers(capsys):
+    answer([1 / 3, 2 / 3], [1 / 3, 2 / 3])
+    answer([0.5, 0.5], [1 / 3, 2 / 3])
+    assert capsys.readouterr().out.split()[0] == "right"
+
+
+def test_the_opening_line(capsys):
+    with plt.rc_context():
+        start("smoke")
+    assert "smoke scale" in capsys.readouterr().out
+    with pytest.raises(FedbookError, match="unknown scale 'huge'"):
+        start("huge")
+
+
+def test_the_picture_of_the_round_names_the_five_stages():
+    fig = five_stages()
+    words = " ".join(t.get_text() for t in fig.axes[0].texts)
+    assert all(stage in words for stage in ("sample", "objective", "solve", "weigh", "update"))
+    plt.close(fig)
