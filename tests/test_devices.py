@@ -56,7 +56,7 @@ def NOTHING(clients):
 
 
 def model_for(method, images):
-    prompted = {"pt_fedavg": "vpt"}
+    prompted = {"pt_fedavg": "vpt", "fedgcr": "fedgc"}
     if method in prompted:
         return models.build(prompted[method], images, backbone=tiny_vit())
     return models.build("cnn", images, width=4, hidden=8)

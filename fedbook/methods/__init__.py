@@ -13,7 +13,7 @@ from typing import Any
 from fedbook.errors import FedbookError
 from fedbook.rounds import Method
 
-BUILT = ("fedavg", "fedavgm", "pt_fedavg")
+BUILT = ("fedavg", "fedavgm", "fedgcr", "afl", "fedmix", "fedsam", "harmofl", "pt_fedavg", "q_ffl", "term")
 
 
 def names() -> list[str]:

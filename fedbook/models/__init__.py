@@ -1,8 +1,9 @@
 """Networks by name: `build("cnn", federation)`. Small ones from scratch, and prompts on frozen, pretrained ViTs.
 
 A model offers `embed(x, **extra) -> z`, a module `head`, and `forward(x, **extra) = head(embed(x, **extra))`.
-Parameters with `requires_grad=False` are never trained, sent or averaged. A model may offer `precompute(federation)`: tensors with
-one row per sample that depend on no trained parameter; the loop computes them once and passes their rows as `extra`.
+Parameters with `requires_grad=False` are never trained, sent or averaged. A model may offer `precompute(federation)`:
+tensors with one row per sample that depend on no trained parameter; the loop computes them once and passes their rows
+as `extra`.
 """
 
 from __future__ import annotations

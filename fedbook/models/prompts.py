@@ -177,7 +177,7 @@ class PromptedViT(nn.Module):
 
     @property
     def needs_cls(self) -> bool:
-        return not self.prompts
+        return not self.prompts and not any(p.requires_grad for p in self.backbone.parameters())
 
 
 class FedGC(PromptedViT):

@@ -1,0 +1,255 @@
+"""One run as plain data: what is learnt, by whom, with which method. Its hash is the key of its result."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedbook import metrics
+from fedbook.errors import FedbookError
+from fedbook.results import Result, config_key
+
+if TYPE_CHECKING:
+    from fedbook.data import Dataset
+    from fedbook.federation import Federation
+    from fedbook.rounds import Method, Simulation
+
+Options = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that decides a run's outcome, each part a name with its options: `{"name": "fedavg", "lr": 0.1}`.
+
+    The score of a run is taken at its last round (`avg_client`, ...), as the mean over its `tail` last evaluations
+    (`tail`), and at its best one (`best`): the papers differ in which of these they print. `local_tests` adds
+    GRP-FED's four tests.
+    """
+
+    dataset: Options
+    partition: Options
+    model: Options
+    method: Options
+    rounds: int
+    seed: int = 0
+    scale: str = "laptop"
+    evaluate_every: int = 1
+    tail: int = 1
+    local_tests: bool = False
+    extra: Options = field(default_factory=dict)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @cached_property
+    def key(self) -> str:
+        return config_key(self.config)
+
+    @cached_property
+    def built(self) -> bool:
+        """Whether all it names is registered."""
+        from fedbook import methods, models
+
+        wanted = {self.method["name"], self.method.get("base", self.method["name"])}
+        return wanted <= set(methods.names()) and self.model["name"] in models.names()
+
+    def build_method(self) -> Method:
+        from fedbook import methods
+
+        return methods.get(self.method["name"], **_options(self.method))
+
+    def build_federation(self) -> Federation:
+        from fedbook.federation import federate
+
+        dataset = load_dataset(json.dumps(self.dataset))
+        options: Options = {"seed": self.seed} | _options(self.partition)
+        return federate(dataset, self.partition["name"], **options)
+
+    def find(self, results: dict[str, Result]) -> Result | None:
+        """The stored result of this run, unless the method's defaults have changed since."""
+        result = results.get(self.key)
+        if result is None or not _within(result.get("method", {}), self.build_method().describe()):
+            return None
+        return result
+
+    def run(self, quiet: bool = True, checkpoint: str | Path | None = None, device: Any = "auto") -> Result:
+        """Train, and return the line to be stored."""
+        from fedbook import models
+        from fedbook.rounds import simulate
+
+        began = time.perf_counter()
+        method, federation = self.build_method(), self.build_federation()
+        model = models.build(self.model["name"], federation, seed=self.seed, **_options(self.model))
+        run = simulate(
+            method,
+            federation,
+            model,
+            rounds=self.rounds,
+            seed=self.seed,
+            device=device,
+            checkpoint=checkpoint,
+            evaluate_every=self.evaluate_every,
+            quiet=quiet,
+        )
+        run.run()
+        measured = measure(run, self.tail)
+        if self.local_tests:
+            measured["local"] = local_tests(run)
+        return {
+            "key": self.key,
+            "scale": self.scale,
+            "seed": self.seed,
+            "config": self.config,
+            "method": method.describe(),
+            "data": _plain(federation.provenance),
+            "versions": versions(),
+            "device": str(run.device.torch),
+            "date": time.strftime("%Y-%m-%d", time.gmtime()),
+            "seconds": round(time.perf_counter() - began, 3),
+            "metrics": _plain(measured),
+        }
+
+
+@lru_cache(maxsize=2)
+def load_dataset(described: str) -> Dataset:
+    """A dataset by name, from an .npz pack or from a folder of images; the last two stay in memory."""
+    from fedbook import data
+
+    options = json.loads(described)
+    name = options.pop("name")
+    if name.endswith(".npz"):
+        return data.from_npz(name, **options)
+    if "/" in name or "\\" in name:
+        return data.from_folders(name, **options)
+    return data.load(name, **options)
+
+
+def measure(run: Simulation, tail: int = 1) -> dict[str, Any]:
+    """The numbers worth keeping of a finished run: last, tail and best scores, curves, clients, bytes, parameters."""
+    clients = run.federation.clients
+    types, sizes = [c.type for c in clients], [len(c.test) for c in clients]
+    seen = [r for r in run.records if r.test_acc is not None or r.personal_acc is not None]
+    scores = [metrics.summarise(r, types, sizes) for r in seen]
+    main = [s if "avg_client" in s else s["personal"] for s in scores]
+    last, final = seen[-1], scores[-1]
+    avg, pooled = ([s[k] for s in main] for k in ("avg_client", "avg_sample"))
+    acc, f1 = (last.test_acc, last.test_f1) if last.test_acc is not None else (last.personal_acc, last.personal_f1)
+    parameters = list(run.model.parameters())
+    return {
+        **main[-1],
+        **({"personal": final["personal"]} if "personal" in final else {}),
+        "tail": sum(pooled[-tail:]) / len(pooled[-tail:]),
+        "tail_std": metrics.seed_spread(pooled[-tail:]),
+        "best": max(avg),
+        "best_round": seen[max(range(len(avg)), key=avg.__getitem__)].round,
+        "rounds": [r.round for r in seen],
+        "curves": {
+            "avg_client": avg,
+            "avg_sample": pooled,
+            "worst_client": [s["worst_client"] for s in main],
+            "train_loss_mean": [sum(r.train_loss.values()) / len(r.train_loss) for r in seen],
+            "train_loss_max": [max(r.train_loss.values()) for r in seen],
+        },
+        "clients": {"type": types, "train": [len(c.train) for c in clients], "acc": acc, "f1": f1},
+        "type_names": list(run.federation.type_names),
+        "communication": metrics.communication(run.records),
+        "parameters": {
+            "trainable": sum(p.numel() for p in parameters if p.requires_grad),
+            "all": sum(p.numel() for p in parameters),
+        },
+        "extra": _nest(last.extra),
+    }
+
+
+def local_tests(run: Simulation) -> dict[str, float]:
+    """GRP-FED's T_g, T_p, T_r, T_l in macro-F1, on everybody's test samples together and on each client's own.
+
+    A method without a global model is tested globally by the ensemble of its clients' models (mean probabilities).
+    """
+    import torch
+
+    federation, classes, last = run.federation, run.federation.num_classes, run.records[-1]
+    everybody = torch.unique(torch.cat([c.test for c in federation.clients]))
+    labels = federation.y[everybody].cpu()
+
+    @torch.no_grad()
+    def probabilities(model: Any) -> Any:
+        model.eval()
+        parts = []
+        for index in everybody.split(512):
+            extra = {k: v[index] for k, v in run.extra.items()}
+            parts.append(model(run.device.images(federation.inputs(index)), **extra).float().softmax(1))
+        return torch.cat(parts)
+
+    def score(p: Any) -> float:
+        return metrics.macro_f1(labels, p.argmax(1).cpu(), classes)
+
+    if run.method.personal is None:
+        t_g = score(probabilities(run.model))
+        own, everywhere = last.test_f1, [t_g] * len(federation)
+    else:
+        t_g = score(probabilities(run.model)) if not run.kept else 0.0
+        everywhere, ensemble = [], 0.0
+        for c in federation.clients:
+            p = probabilities(run.personal_model(c))
+            everywhere.append(score(p))
+            ensemble = ensemble + p
+        t_g, own = score(ensemble) if run.kept else t_g, last.personal_f1
+    tested = [(p, r) for p, r in zip(own or [], everywhere) if math.isfinite(p)]
+    best, worst = max(p for p, _ in tested), min(p for p, _ in tested)
+    return {"t_g": t_g, "best_client": best, "worst_client": worst} | metrics.local_tests(*zip(*tested))
+
+
+def versions() -> dict[str, Any]:
+    """What the numbers depend on besides the configuration."""
+    import platform
+
+    import numpy
+    import torch
+
+    from fedbook import __version__
+
+    found = {"fedbook": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    return found | {"numpy": numpy.__version__, "system": platform.platform(), "threads": torch.get_num_threads()}
+
+
+def _options(part: Options) -> Options:
+    return {k: v for k, v in part.items() if k != "name"}
+
+
+def _within(old: Any, new: Any) -> bool:
+    """Whether all that `old` says is still so in `new`, which may say more."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return all(k in new and _within(v, new[k]) for k, v in old.items())
+    return old == new or (isinstance(old, list) and isinstance(new, (list, tuple)) and old == list(new))
+
+
+def _nest(extra: dict[str, Any]) -> dict[str, Any]:
+    """{"weigh.q": 1} as {"weigh": {"q": 1}}."""
+    out: dict[str, Any] = {}
+    for name, value in extra.items():
+        stage, _, key = name.partition(".")
+        out.setdefault(stage, {})[key or "value"] = value
+    return out
+
+
+def _plain(value: Any) -> Any:
+    """Ready for JSON: numbers that are none become None, everything is rounded to seven digits."""
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if isinstance(value, float):
+        return float(f"{value:.7g}") if math.isfinite(value) else None
+    if isinstance(value, (str, int, bool, type(None))):
+        return value
+    raise FedbookError(f"cannot store a {type(value).__name__} in a result", "log numbers, strings and lists only")

@@ -1,0 +1,137 @@
+"""FGPT (2023): Tables 1-4, 6-11 and Figures 2, 3. Shared and group prompts on a frozen ViT, few classes per client."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from fedbook.experiment import Experiment
+from fedbook.papers.draw import global_against_worst, learning_curves
+from fedbook.papers.spec import Figure, Row
+
+SGD = {"optimizer": "sgd", "lr": 1e-2, "momentum": 0.9, "weight_decay": 1e-5, "epochs": 5, "batch_size": 40}
+LATE = list(range(50, 100))  # the bundled backbone saw classes 0-49
+SCALES: dict[str, dict[str, Any]] = {
+    "smoke": {
+        "seeds": 1,
+        "rounds": 4,
+        "evaluate_every": 4,
+        "tail": 1,
+        "data": {"cifar100": {"name": "digits5_offline"}, "five_dataset": {"name": "digits5_offline"}},
+        "clients": {"cifar100": 100, "five_dataset": [4] * 5},
+        "sizes": [[60] * 4] * 5,
+        "participation": {"cifar100": 3, "five_dataset": 4},
+        "classes_per_client": {10: 4, 5: 2},
+        "backbone": "bundled",
+        "local": {**SGD, "epochs": 1},
+    },
+    "laptop": {
+        "seeds": 3,
+        "rounds": 40,
+        "tail": 10,
+        "data": {
+            "cifar100": {"name": "cifar100", "classes": LATE},
+            "cifar100_c": {"name": "cifar100_c", "classes": LATE},
+            "five_dataset": {"name": "five_dataset_chars74k"},
+        },
+        "clients": {"cifar100": 50, "cifar100_c": 50, "five_dataset": [4] * 5},
+        "participation": {"cifar100": 5, "cifar100_c": 5, "five_dataset": 2},
+        "classes_per_client": {10: 5, 5: 3, 2: 2},
+        "backbone": "bundled",
+        "local": {**SGD, "lr": 5e-2, "epochs": 2},
+    },
+    "paper": {
+        "seeds": 3,
+        "rounds": 60,
+        "tail": 10,
+        "data": {n: {"name": n, "size": 224} for n in ("cifar100", "cifar100_c", "five_dataset")},
+        "clients": {"cifar100": 100, "cifar100_c": 50, "five_dataset": [4] * 5},
+        "participation": {"cifar100": 0.05, "cifar100_c": 0.1, "five_dataset": 0.1},
+        "classes_per_client": {10: 10, 5: 5, 2: 2},
+        "backbone": "vit_base_patch16_224.augreg_in21k",
+        "local": SGD,
+    },
+}
+METRICS = {"accuracy": "tail"}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "fgpt_u": {"name": "fgpt"},
+    "fgpt_random_key": {"name": "fgpt"},
+    "fgpt_resnet": {"name": "fgpt"},
+    "fgpt_fedmix": {"name": "fgpt", "base": "fedmix"},
+    "pt_fedavg_share": {"name": "pt_fedavg"},
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "fgpt": {"name": "fgpt"},
+    "fgpt_u": {"name": "fgpt", "top_k": 5},
+    "fgpt_random_key": {"name": "fgpt", "keys": "random"},
+    "fgpt_resnet": {"name": "fgpt", "selector": "light"},
+    "fgpt_fedmix": {"name": "fgpt"},
+}
+
+
+def experiment(row: Row, scale: dict[str, Any], seed: int) -> Experiment | None:
+    """Mean accuracy over the last rounds, pooled over the clients' own test samples."""
+    dataset = row["dataset"]
+    if dataset not in scale["data"]:
+        return None
+    clients = scale["clients"][dataset]
+    if dataset == "five_dataset":
+        partition: dict[str, Any] = {
+            "name": "by_domain",
+            "counts": clients,
+            "sizes": scale.get("sizes", "equal"),
+            "shuffle": True,
+        }
+    elif row["partition"] == "dirichlet":
+        partition = {"name": "pachinko", "clients": clients, "beta": row["beta"], "beta_f": 10.0}
+        if "coarse" not in scale:
+            return None
+    elif row["s"] in scale["classes_per_client"]:
+        partition = {"name": "pathological", "clients": clients, "s": scale["classes_per_client"][row["s"]]}
+    else:
+        return None
+    model = {"name": "vpt"} | MODELS.get(row.method, {}) | {"backbone": scale["backbone"], "prompts": 5}
+    model |= {"groups": row["num_groups"]} if row["num_groups"] else {}
+    model |= {"top_k": row["top_k"]} if row["top_k"] else {}
+    method = {"name": row.method} | VARIANTS.get(row.method, {}) | scale["local"] | scale.get(row.method, {})
+    method["participation"] = scale["participation"][dataset]
+    if row["local_epochs"] and scale["name"] == "paper":
+        method["epochs"] = row["local_epochs"]
+    parts, every = (scale["data"][dataset], partition, model, method), scale.get("evaluate_every", 1)
+    return Experiment(*parts, scale["rounds"], seed, scale["name"], evaluate_every=every, tail=scale["tail"])
+
+
+@cache
+def count_parameters(row: Row) -> float:
+    """Table 2, counted on networks of 100 classes whose weights are never allocated."""
+    import torch
+
+    with torch.device("meta"):
+        if row["architecture"] != "vit_b16":
+            import torchvision
+
+            network = getattr(torchvision.models, row["architecture"])(num_classes=100)
+        else:
+            from timm import create_model
+
+            network = create_model("vit_base_patch16_224", num_classes=100 if row.method == "fedavg" else 0)
+        if row.method == "fgpt":
+            from fedbook.models import prompts
+
+            network = prompts.fgpt(100, backbone=network)
+    return float(sum(p.numel() for p in network.parameters() if p.requires_grad))
+
+
+MAIN = ("fgpt", "fgpt_u", "pt_fedavg", "pfedhn", "fed_dualprompt", "moon", "fedmix")
+PATHOLOGICAL: tuple[dict[str, Any], ...] = tuple(
+    {"dataset": "cifar100", "partition": "pathological", "s": s} for s in (10, 5)
+)
+FIVE: dict[str, Any] = {"dataset": "five_dataset", "partition": "by_dataset"}
+PLOTS = {"table1": learning_curves}
+COUNTS = {"table2": count_parameters}
+FIGURES = {
+    "fig2": Figure(
+        tuple(Row(s, m, "worst_client", "percent") for s in (*PATHOLOGICAL, FIVE) for m in MAIN), global_against_worst
+    ),
+    "fig3": Figure(tuple(Row(s, m, "accuracy", "percent") for s in PATHOLOGICAL for m in MAIN), learning_curves),
+}

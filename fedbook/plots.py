@@ -1,0 +1,251 @@
+"""Every picture. Okabe-Ito colours; colour, marker and line style are fixed per method in every figure of the book."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from fedbook.federation import Federation
+
+OKABE_ITO = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7")
+BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PINK = OKABE_ITO
+SOLID, DASH, DOT, DASHDOT = "-", "--", ":", "-."
+
+# (label, colour, marker, line): the four papers' methods are solid and bold, a line style marks a family of baselines
+METHODS: dict[str, tuple[str, str, str, Any]] = {
+    "fedavg": ("FedAvg", BLACK, "o", SOLID),
+    "fedavgm": ("FedAvgM", BLACK, "s", DASH),
+    "feddyn": ("FedDyn", BLUE, "^", DASH),
+    "moon": ("MOON", SKY, "v", DASH),
+    "fedlc": ("FedLC", GREEN, "D", DASH),
+    "fediir": ("FedIIR", PINK, "P", DASH),
+    "afl": ("AFL", BLUE, "<", DOT),
+    "q_ffl": ("q-FFL", SKY, ">", DOT),
+    "term": ("TERM", GREEN, "X", DOT),
+    "harmofl": ("Harmo-FL", ORANGE, "^", DASHDOT),
+    "fedsam": ("FedSAM", PINK, "v", DASHDOT),
+    "fedmix": ("FedMix", YELLOW, "s", DASHDOT),
+    "local": ("Local", BLACK, "x", DOT),
+    "per_fedavg": ("per-FedAvg", ORANGE, "D", DOT),
+    "pfedme": ("pFedMe", PINK, "p", DOT),
+    "lg_fedavg": ("LG-FedAvg", YELLOW, "h", DASHDOT),
+    "pt_fedavg": ("PT-FedAvg", BLACK, "d", DASHDOT),
+    "pfedhn": ("pFedHN", ORANGE, "<", DASH),
+    "fed_dualprompt": ("Fed-DualPrompt", BLUE, ">", DASHDOT),
+    "fedgcr": ("FedGCR", RED, "*", SOLID),
+    "client2vec": ("Client2Vec", GREEN, "*", SOLID),
+    "grp_fed": ("GRP-FED", BLUE, "*", SOLID),
+    "fgpt": ("FGPT", ORANGE, "*", SOLID),
+}
+RELATIVES = {"fgpt_u": ("fgpt", "FGPT-U", "8", DASH), "fgpt_random_key": ("fgpt", "FGPT, random keys", "1", DOT)}
+RELATIVES |= {
+    "fgpt_fedmix": ("fgpt", "FGPT + FedMix", "H", DASHDOT),
+    "fgpt_resnet": ("fgpt", "FGPT-ResNet", "2", DASHDOT),
+}
+RELATIVES |= {"fedgr_only": ("fedgcr", "FedGR only", "3", DASH), "fedgc_only": ("fedgcr", "FedGC only", "4", DOT)}
+RELATIVES |= {"pt_fedavg_share": ("pt_fedavg", "PT-FedAvg-share", "1", DOT)}
+STYLE: Any = {
+    "figure.dpi": 110,
+    "savefig.dpi": 160,
+    "font.size": 9,
+    "axes.titlesize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "legend.frameon": False,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 5,
+    "pdf.fonttype": 42,
+    "svg.hashsalt": "fedbook",
+    "image.cmap": "cividis",
+}
+
+
+@contextmanager
+def style():
+    """The book's look, for the figures drawn inside."""
+    import matplotlib.pyplot as plt
+
+    with plt.rc_context(STYLE):
+        yield plt
+
+
+def look(method: str) -> dict[str, Any]:
+    """The fixed label, colour, marker and line style of a method, as keywords for `Axes.plot`."""
+    if method in RELATIVES:
+        of, label, marker, line = RELATIVES[method]
+        return {"label": label, "color": METHODS[of][1], "marker": marker, "linestyle": line}
+    label, colour, marker, line = METHODS.get(method, (method, "#777777", ".", SOLID))
+    return {"label": label, "color": colour, "marker": marker, "linestyle": line}
+
+
+def type_colours(types: int) -> list[str]:
+    """One colour per type; beyond eight, steps of cividis."""
+    if types <= len(OKABE_ITO) - 1:
+        return [BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW][:types]
+    import matplotlib
+
+    return [matplotlib.colors.to_hex(c) for c in matplotlib.colormaps["cividis"](np.linspace(0, 1, types))]
+
+
+def save(fig: Figure, name: str, alt: str, folder: str | Path | None = None) -> list[Path]:
+    """Write NAME.png and NAME.pdf, and the description for those who cannot see it as NAME.txt and inside the PNG."""
+    import os
+
+    from fedbook.errors import FedbookError
+    from fedbook.results import default_folder
+
+    folder = Path(folder) if folder is not None else default_folder("figures")
+    paths = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for suffix, meta in (
+            (".png", {"Description": alt, "Software": None}),
+            (".pdf", {"Subject": alt, "CreationDate": None}),
+        ):
+            path = folder / (name + suffix)
+            part = path.with_name(f".{name}.part{suffix}")
+            try:
+                fig.savefig(part, metadata=meta, bbox_inches="tight")
+                os.replace(part, path)
+            finally:
+                part.unlink(missing_ok=True)
+            paths.append(path)
+        (folder / f"{name}.txt").write_text(alt + "\n", encoding="utf-8")
+    except OSError as error:
+        raise FedbookError(
+            f"cannot write figures in {folder}: {error.strerror or error}", "choose another --figures DIR"
+        ) from None
+    return paths
+
+
+def partition(federation: Federation, ax: Axes | None = None) -> Axes:
+    """Clients x classes: a dot's area is the number of training samples, its colour the client's type."""
+    with style() as plt:
+        clients, classes = len(federation), federation.num_classes
+        if ax is None:
+            _, ax = plt.subplots(figsize=(min(12, 2.5 + 0.28 * clients), min(8, 1.6 + 0.24 * classes)))
+        counts = np.stack([federation.class_counts(c).cpu().numpy() for c in federation.clients])
+        colours = type_colours(federation.num_types)
+        area = min(260.0, 9000.0 / max(clients, classes)) / max(1, counts.max())
+        for t, name in enumerate(federation.type_names):
+            mine = [i for i, c in enumerate(federation.clients) if c.type == t]
+            if mine:
+                x, y = np.meshgrid(mine, range(classes), indexing="ij")
+                ax.scatter(x, y, s=counts[mine] * area, color=colours[t], edgecolor="white", linewidth=0.3, label=name)
+        ax.set(xlabel="client", ylabel="class", xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3))
+        if clients <= 40:
+            ax.set_xticks(range(clients), [str(c.id) for c in federation.clients], fontsize=7)
+        if classes <= 30:
+            ax.set_yticks(range(classes), federation.class_names)
+        ax.grid(False)
+        if federation.num_types > 1:
+            legend = ax.legend(title="type", loc="center left", bbox_to_anchor=(1.01, 0.5))
+            for handle in legend.legend_handles:
+                handle.set_sizes([40])  # type: ignore[union-attr]
+    return ax
+
+
+def curves(
+    series: Mapping[str, Sequence[Sequence[float]]],
+    rounds: Sequence[int],
+    ylabel: str = "accuracy",
+    title: str = "",
+    ax: Axes | None = None,
+) -> Axes:
+    """A line per method over rounds: the mean over seeds, with a band from the lowest to the highest seed."""
+    with style() as plt:
+        if ax is None:
+            _, ax = plt.subplots(figsize=(4.6, 3.2))
+        for method, runs in series.items():
+            values = np.asarray(runs, dtype=float)
+            at = look(method)
+            ax.plot(rounds, values.mean(0), markevery=max(1, len(rounds) // 8), **at)
+            if len(values) > 1:
+                ax.fill_between(rounds, values.min(0), values.max(0), color=at["color"], alpha=0.15, linewidth=0)
+        ax.set(xlabel="round", ylabel=ylabel, title=title)
+        ax.locator_params(axis="x", integer=True)
+        if series:
+            ax.legend()
+    return ax
+
+
+def sorted_scores(
+    series: Mapping[str, Sequence[float]], ylabel: str = "test accuracy", title: str = "", ax: Axes | None = None
+) -> Axes:
+    """Each method's clients from worst to best: a flat line is fair, a low left end leaves somebody behind."""
+    with style() as plt:
+        if ax is None:
+            _, ax = plt.subplots(figsize=(4.6, 3.2))
+        for method, values in series.items():
+            v = np.sort(np.asarray(values, dtype=float))
+            ax.plot(range(1, len(v) + 1), v, markevery=max(1, len(v) // 8), **look(method))
+        ax.set(xlabel="client, from worst to best", ylabel=ylabel, title=title, ylim=(0, 1))
+        ax.locator_params(axis="x", integer=True)
+        if series:
+            ax.legend()
+    return ax
+
+
+def type_scores(
+    series: Mapping[str, Sequence[float]], names: Sequence[str], title: str = "", ax: Axes | None = None
+) -> Axes:
+    """Accuracy of each type, one marker per method: how far the types lie apart is sigma_type."""
+    with style() as plt:
+        if ax is None:
+            _, ax = plt.subplots(figsize=(4.6, 3.2))
+        for method, values in series.items():
+            ax.plot(range(len(names)), values, **look(method))
+        ax.set_xticks(range(len(names)), names, rotation=20, ha="right")
+        ax.set(ylabel="test accuracy", title=title, ylim=(0, 1))
+        if series:
+            ax.legend()
+    return ax
+
+
+def points(
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    xlabel: str,
+    ylabel: str,
+    title: str = "",
+    ax: Axes | None = None,
+    diagonal: bool = False,
+) -> Axes:
+    """A cloud per method in a plane of two scores."""
+    with style() as plt:
+        if ax is None:
+            _, ax = plt.subplots(figsize=(4.2, 3.6))
+        if diagonal:
+            ax.plot([0, 1], [0, 1], color="#999999", linewidth=0.8, zorder=0)
+        for method, (x, y) in series.items():
+            at = look(method)
+            size = 90 if at["marker"] == "*" else 40
+            ax.scatter(x, y, s=size, color=at["color"], marker=at["marker"], label=at["label"], linewidths=0.8)
+        ax.set(xlabel=xlabel, ylabel=ylabel, title=title)
+        if series:
+            ax.legend()
+    return ax
+
+
+def panels(count: int, width: float = 4.4, height: float = 3.2) -> tuple[Figure, list[Axes]]:
+    """A figure with that many axes side by side, at most three in a row."""
+    with style() as plt:
+        columns = min(3, max(1, count))
+        lines = math.ceil(max(1, count) / columns)
+        fig, axes = plt.subplots(
+            lines, columns, figsize=(width * columns, height * lines), squeeze=False, layout="constrained"
+        )
+        flat = list(axes.ravel())
+        for ax in flat[count:]:
+            ax.set_axis_off()
+    return fig, flat[:count]

@@ -1,0 +1,267 @@
+"""The command line: every bad input is one line with a hint, every command has its shape, nothing is computed twice."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fedbook.cli import main
+from fedbook.papers import client2vec
+from fedbook.results import Store
+
+
+@pytest.fixture(scope="module")
+def packs(tmp_path_factory):
+    """A tiny pack of two domains and four classes, one cut off in the middle, one whose columns do not fit."""
+    folder = tmp_path_factory.mktemp("packs")
+    rng = np.random.default_rng(0)
+    y = np.arange(160) % 4
+    x = rng.integers(0, 120, (160, 8, 8)).astype(np.uint8)
+    x[np.arange(160), y * 2] += 120
+    columns = {"y": y, "split": (np.arange(160) % 5 == 0).astype(np.uint8), "domain": np.arange(160) // 80}
+    np.savez(folder / "tiny.npz", x=x, domain_names=["left", "right"], class_names=list("abcd"), **columns)
+    (folder / "cut.npz").write_bytes((folder / "tiny.npz").read_bytes()[:3000])
+    np.savez(folder / "misfit.npz", x=x[:100], **columns)
+    (folder / "checkpoint").mkdir()
+    (folder / "checkpoint" / "latest.json").write_text("{not json")
+    (folder / "file").write_text("in the way")
+    return folder
+
+
+@pytest.fixture
+def call(packs, tmp_path, monkeypatch, capsys):
+    """Run a command in this process, in a folder of its own; `{packs}` stands for the folder of packs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDBOOK_RESULTS", str(tmp_path / "results"))
+    monkeypatch.setenv("FEDBOOK_FIGURES", str(tmp_path / "figures"))
+    monkeypatch.delenv("FEDBOOK_DEBUG", raising=False)
+
+    def run(line):
+        try:
+            code = main([part.replace("{packs}", str(packs)) for part in line.split()])
+        except SystemExit as stop:
+            code = stop.code
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+RUN = "run fedavg {packs}/tiny.npz --model linear --quiet --rounds 2"
+SPLIT = RUN + " --partition"
+BAD = {
+    "missing file": "run fedavg {packs}/nowhere.npz",
+    "truncated npz": "run fedavg {packs}/cut.npz",
+    "wrong shapes": "run fedavg {packs}/misfit.npz",
+    "negative DIF": SPLIT + " by_domain --set partition.dif=-1",
+    "more classes per client than classes": SPLIT + " pathological --set partition.clients=2 --set partition.s=5",
+    "alpha of zero": SPLIT + " dirichlet --set partition.clients=2 --set partition.alpha=0",
+    "more clients than samples": SPLIT + " iid --set partition.clients=1000",
+    "unknown partition": SPLIT + " by_magic",
+    "unknown dataset": "run fedavg mnits",
+    "unknown method": "run fedagv digits5_offline",
+    "unknown model": RUN + " --model transfomer",
+    "unknown table": "reproduce fedgcr/table99",
+    "rounds of zero": RUN + " --rounds 0",
+    "loss not a number": RUN + " --set lr=1e30",
+    "negative learning rate": RUN + " --set lr=-1",
+    "unknown option of the method": RUN + " --set learning=1",
+    "no value to set": RUN + " --set lr",
+    "participation above one": RUN + " --set participation=1.5",
+    "results folder is a file": RUN + " --results {packs}/file",
+    "results folder cannot be made": RUN + " --results /proc/fedbook",
+    "figures folder is a file": "reproduce fgpt/table2 --figures {packs}/file/figures --results {packs}/file",
+    "checkpoint is broken": RUN + " --checkpoint {packs}/checkpoint",
+    "no such device": RUN + " --device cuda:77",
+    "unknown scale": "reproduce --scale huge",
+    "seeds of zero": "reproduce --seeds 0",
+    "unknown command": "reprodcue",
+    "nothing to fetch": "data fetch",
+    "unknown dataset to fetch": "data fetch nothing_like_it",
+    "nothing stored to draw": "figures fedgcr/table1",
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line_with_a_hint(call, name):
+    code, out, err = call(BAD[name])
+    lines = err.strip().splitlines()
+    assert code not in (0, None) and len(lines) == 1, err
+    assert "error: " in lines[0] and "(" in lines[0] and lines[0].endswith(")"), lines[0]
+    assert "Traceback" not in out + err and len(lines[0]) < 400
+
+
+def test_full_disk(call, monkeypatch, tmp_path):
+    def full(fd):
+        raise OSError(28, "No space left on device")
+
+    real = os.fsync
+    monkeypatch.setattr("fedbook.results.os.fsync", full)
+    code, _, err = call(RUN)
+    monkeypatch.setattr("fedbook.results.os.fsync", real)
+    assert code == 1 and "No space left on device" in err and len(err.strip().splitlines()) == 1
+    assert Store(tmp_path / "results").load() == []
+
+
+@pytest.mark.parametrize("line", ["run nosuch digits5_offline", "reproduce nosuch/table1"])
+def test_the_real_process_shows_no_traceback(line, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "fedbook.cli", *line.split()], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 1 and done.stderr.startswith("fedbook: error: ") and len(done.stderr.splitlines()) == 1
+
+
+def test_debug_shows_the_traceback(call, monkeypatch):
+    monkeypatch.setenv("FEDBOOK_DEBUG", "1")
+    with pytest.raises(Exception, match="unknown dataset"):
+        call("run fedavg mnits")
+
+
+def test_interrupt_and_broken_pipe_are_quiet(call, monkeypatch):
+    monkeypatch.setattr("fedbook.cli.claims", lambda args: (_ for _ in ()).throw(KeyboardInterrupt))
+    code, _, err = call("claims")
+    assert code == 130 and "finished runs are kept" in err and len(err.strip().splitlines()) == 1
+
+
+def test_run_stores_a_line_and_tells_it(call, tmp_path):
+    code, out, _ = call(RUN + " --rounds 8 --set lr=0.05 --json")
+    result = json.loads(out)
+    assert (
+        code == 0 and result["config"]["rounds"] == 8 and result["config"]["method"] == {"name": "fedavg", "lr": 0.05}
+    )
+    assert result["metrics"]["avg_client"] > 0.5
+    [stored] = Store(tmp_path / "results").load()
+    assert stored["key"] == result["key"] and stored["metrics"] == result["metrics"]
+    assert {"versions", "device", "seconds", "scale", "seed", "date"} <= set(stored)
+    code, out, _ = call(RUN + " --rounds 8 --set lr=0.05")
+    assert code == 0 and "avg_client" in out and "MB up" in out
+
+
+def test_run_is_deterministic_and_resumes(call, tmp_path):
+    first = json.loads(call(RUN + " --rounds 4 --json")[1])["metrics"]
+    call(RUN + f" --rounds 2 --checkpoint {tmp_path}/state")
+    resumed = json.loads(call(RUN + f" --rounds 4 --checkpoint {tmp_path}/state --json")[1])["metrics"]
+    assert resumed["clients"] == first["clients"] and resumed["curves"] == first["curves"]
+
+
+def test_dry_run_prints_the_settings_and_trains_nothing(call, tmp_path):
+    code, out, _ = call(RUN + " --dry-run --partition iid --set partition.clients=4")
+    plan = json.loads(out)
+    assert code == 0 and plan["clients"]["train"] == [32] * 4 and plan["stages"]["solve"]["lr"] == 0.1
+    assert not (tmp_path / "results").exists()
+    code, out, _ = call("run fedavg pacs --scale paper --dry-run")
+    config = json.loads(out)["config"]
+    assert (config["rounds"], config["method"]["lr"], config["dataset"]["size"]) == (50, 1e-3, 224)
+
+
+def test_list_shape(call):
+    code, out, _ = call("list --json")
+    entries = json.loads(out)
+    assert code == 0 and len(entries) == 54
+    for e in entries:
+        assert {"id", "paper", "kind", "title", "scales"} <= set(e)
+        assert set(e["scales"]) == {"smoke", "laptop", "paper"}
+        assert all(set(s) == {"done", "runs", "seconds"} for s in e["scales"].values())
+    code, out, _ = call("list")
+    assert code == 0 and len(out.splitlines()) == 55 and "fgpt/table11" in out
+
+
+def test_claims_shape(call):
+    code, out, _ = call("claims --json")
+    verdicts = json.loads(out)
+    assert code == 0 and len(verdicts) == 50
+    fields = {"id", "paper", "text", "status", "margin", "clear", "seeds", "scale", "note"}
+    assert all(set(v) == fields and v["status"] in ("held", "failed", "untested") for v in verdicts)
+    code, out, _ = call("claims --scale published")
+    assert code == 0 and "gcr4    failed   [published]" in out
+
+
+def test_data_and_check(call):
+    code, out, _ = call("data")
+    assert code == 0 and "digits5_offline" in out and "offline" in out
+    assert {i["name"] for i in json.loads(call("data --json")[1])} >= {"digits5_offline", "emoji7", "pacs"}
+    code, out, _ = call("check --json")
+    assert code == 0 and json.loads(out)["packages"]["torch"]
+    assert "device" in call("check")[1]
+
+
+@pytest.fixture
+def tiny_table(packs, monkeypatch):
+    """Client2Vec's Table 9 on the tiny pack."""
+    scale = dict(client2vec.SCALES["smoke"])
+    scale |= {"rounds": 2, "seeds": 2, "evaluate_every": 1, "clients": {"cifar10": 4}}
+    scale |= {"data": {"cifar10": {"name": str(packs / "tiny.npz")}}, "models": {"resnet18": {"name": "linear"}}}
+    scale["local"] = {"lr": 0.1, "participation": 1.0}
+    monkeypatch.setitem(client2vec.SCALES, "smoke", scale)
+
+
+def test_reproduce_prints_draws_and_computes_only_what_is_missing(call, tiny_table, tmp_path):
+    code, out, err = call("reproduce client2vec/table9 --jobs 1")
+    assert code == 0 and "4 runs, 4 to compute" in err
+    assert "not comparable (smoke)" in out and "21.35" in out and "±" in out
+    drawn = {p.name for p in (tmp_path / "figures").iterdir()}
+    assert drawn == {f"client2vec_table9_smoke.{suffix}" for suffix in ("png", "pdf", "txt")}
+    assert "FedAvgM" in (tmp_path / "figures" / "client2vec_table9_smoke.txt").read_text()
+    code, out, err = call("reproduce client2vec/table9 --jobs 1 --seeds 3 --json")
+    assert "6 runs, 2 to compute" in err
+    [report] = json.loads(out)
+    assert report["id"] == "client2vec/table9" and report["rows"][0]["seeds"] == 3
+    assert "0 to compute" in call("reproduce client2vec/table9 --seeds 3")[2]
+    assert len(Store(tmp_path / "results").load()) == 6
+    code, out, _ = call("figures client2vec/table9 --scale smoke")
+    assert code == 0 and out.count("client2vec_table9_smoke") == 2
+
+
+def test_an_interrupt_loses_at_most_one_run(call, tiny_table, tmp_path, monkeypatch):
+    from fedbook.experiment import Experiment
+
+    real, count = Experiment.run, []
+
+    def third_is_interrupted(self, **options):
+        count.append(self)
+        if len(count) == 3:
+            raise KeyboardInterrupt
+        return real(self, **options)
+
+    monkeypatch.setattr(Experiment, "run", third_is_interrupted)
+    code, _, err = call("reproduce client2vec/table9 --jobs 1")
+    assert code == 130 and len(Store(tmp_path / "results").load()) == 2
+    code, _, err = call("reproduce client2vec/table9 --jobs 1")
+    assert code == 0 and "2 to compute" in err
+
+
+def test_a_failing_run_does_not_take_the_others_along(call, tiny_table, tmp_path, monkeypatch):
+    monkeypatch.setitem(client2vec.SCALES["smoke"], "fedavgm", {"lr": 1e30})
+    code, out, err = call("reproduce client2vec/table9 --jobs 1")
+    assert code == 1 and "diverged" in err.splitlines()[-1] and "fedavg " in out
+    assert len(Store(tmp_path / "results").load()) == 2
+
+
+def test_jobs_run_in_processes_of_one_thread(call, tiny_table, tmp_path):
+    code, _, err = call("reproduce client2vec/table9 --jobs 2")
+    results = Store(tmp_path / "results").load()
+    assert code == 0 and len(results) == 4, err
+    assert {r["versions"]["threads"] for r in results} == {1}
+
+
+def test_nothing_built_is_an_error_a_sketch_is_not(call, monkeypatch):
+    from dataclasses import replace
+
+    from fedbook import methods, papers
+
+    monkeypatch.setattr(methods, "names", lambda: [])
+    fresh = {i: replace(s) for i, s in papers.specs().items()}
+    monkeypatch.setattr(papers, "specs", lambda: fresh)
+    code, out, err = call("reproduce fedgcr/table1")
+    assert code == 1 and "not built" in err.splitlines()[-1] and "not built yet: 72 of 72 rows" in out
+    code, out, _ = call("reproduce fedgcr/fig1")
+    assert code == 0 and "a drawing only" in out
+
+
+def test_help_has_examples(call):
+    for line in ("--help", "reproduce --help", "run --help"):
+        code, out, _ = call(line)
+        assert code == 0 and "example" in out and "fedbook " in out

@@ -1,0 +1,120 @@
+"""The store: whole lines only, the newest of a key, no interleaving, nothing half-used after a kill or a full disk."""
+
+import json
+import multiprocessing
+import warnings
+
+import pytest
+
+from fedbook import FedbookError
+from fedbook.results import Store, config_key, default_folder
+
+
+def line(seed=0, value=1.0, **config):
+    config = {"method": {"name": "fedavg"}, "seed": seed, **config}
+    return {"key": config_key(config), "config": config, "scale": "smoke", "seed": seed, "metrics": {"avg": value}}
+
+
+def test_key_depends_on_content_not_on_order():
+    assert config_key({"a": 1, "b": [1, 2]}) == config_key({"b": [1, 2], "a": 1})
+    assert config_key({"a": 1}) != config_key({"a": 2})
+    assert len(config_key({})) == 16
+
+
+def test_append_load_filter_frame(tmp_path):
+    store = Store(tmp_path / "deep" / "results")
+    for seed in (0, 1):
+        store.append(line(seed, 0.5 + seed), "fedgcr_smoke")
+    store.append({**line(7), "scale": "laptop"}, "fedgcr_laptop")
+    assert len(store.load()) == 3 and [r["seed"] for r in store.load(scale="laptop")] == [7]
+    frame = store.frame(scale="smoke")
+    assert frame["metrics.avg"].tolist() == [0.5, 1.5] and frame["config.method.name"].eq("fedavg").all()
+    assert Store(tmp_path / "nowhere").load() == []
+
+
+def test_newest_line_of_a_key_wins(tmp_path):
+    store = Store(tmp_path)
+    store.append(line(0, 1.0), "a")
+    assert store.keys()[line()["key"]]["metrics"]["avg"] == 1.0
+    store.append(line(0, 2.0), "a")
+    assert len(store.load()) == 1 and store.load()[0]["metrics"]["avg"] == 2.0
+
+
+def test_torn_last_line_is_reported_ignored_and_removed(tmp_path):
+    store, path = Store(tmp_path), tmp_path / "a.jsonl"
+    store.append(line(0), "a")
+    whole = path.read_bytes()
+    for cut in (1, len(whole) // 2, len(whole) - 2):
+        path.write_bytes(whole + json.dumps(line(1)).encode()[:cut])
+        with pytest.warns(UserWarning, match="line 2 is broken or unfinished"):
+            assert len(Store(tmp_path).load()) == 1
+        with pytest.warns(UserWarning, match="removed an unfinished last line"):
+            store.append(line(2), "a")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert [r["seed"] for r in Store(tmp_path).load()] == [0, 2]
+        path.write_bytes(whole)
+
+
+def test_a_whole_last_line_without_newline_is_kept(tmp_path):
+    store, path = Store(tmp_path), tmp_path / "a.jsonl"
+    path.write_text(json.dumps(line(0)))
+    assert len(store.load()) == 1
+    store.append(line(1), "a")
+    assert [r["seed"] for r in store.load()] == [0, 1]
+
+
+def test_an_edited_configuration_no_longer_fits_its_key(tmp_path):
+    forged = {**line(0), "config": {"seed": 99}}
+    (tmp_path / "a.jsonl").write_text(json.dumps(forged) + "\n" + json.dumps(line(1)) + "\n")
+    with pytest.warns(UserWarning, match="line 1"):
+        assert [r["seed"] for r in Store(tmp_path).load()] == [1]
+
+
+def test_full_disk_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    store, path = Store(tmp_path), tmp_path / "a.jsonl"
+    store.append(line(0), "a")
+    before = path.read_bytes()
+
+    def full(fd):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(FedbookError, match="No space left on device.*nothing half-written"):
+        store.append(line(1), "a")
+    assert path.read_bytes() == before
+
+
+def test_unwritable_folder_is_found_before_any_run(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FedbookError, match="--results DIR"):
+        Store(tmp_path / "file").check_writable()
+    Store(tmp_path / "new").check_writable()
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def _append_many(folder, start):
+    store = Store(folder)
+    for i in range(40):
+        store.append(line(start + i, text="x" * 3000), "shared")
+
+
+def test_processes_do_not_interleave(tmp_path):
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=_append_many, args=(tmp_path, 1000 * k)) for k in range(4)]
+    [w.start() for w in workers]
+    [w.join() for w in workers]
+    assert len(Store(tmp_path).load()) == 160
+
+
+def test_default_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv("FEDBOOK_RESULTS", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
+    monkeypatch.chdir(tmp_path)
+    assert default_folder() == tmp_path / "share" / "fedbook" / "results"
+    (tmp_path / "repo" / "fedbook" / "papers" / "published").mkdir(parents=True)
+    (tmp_path / "repo" / "pyproject.toml").write_text("")
+    monkeypatch.chdir(tmp_path / "repo" / "fedbook")
+    assert default_folder() == tmp_path / "repo" / "results"
+    monkeypatch.setenv("FEDBOOK_RESULTS", str(tmp_path / "mine"))
+    assert default_folder() == tmp_path / "mine"
