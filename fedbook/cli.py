@@ -411,7 +411,7 @@ def parser(command: str = "") -> argparse.ArgumentParser:
     p.add_argument("--jobs", type=_positive, metavar="N", help="processes of one thread each (default: one per core)")
     p.add_argument("--figures", metavar="DIR", help="where figures go (default: figures/ of the checkout)")
     p = add("claims", claims, "fedbook claims --scale laptop")
-    p.add_argument("--scale", choices=(*SCALES, "published"), help="default: the largest scale with results")
+    p.add_argument("--scale", choices=(*SCALES, "published"), help="default: paper where it has results, else laptop")
     p = add("figures", figures, "fedbook figures fedgcr/table1 --scale laptop")
     p.add_argument("ids", nargs="*", metavar="ID")
     p.add_argument("--scale", choices=SCALES)

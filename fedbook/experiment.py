@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,11 +42,12 @@ class Experiment:
     evaluate_every: int = 1
     tail: int = 1
     local_tests: bool = False
-    extra: Options = field(default_factory=dict)
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """All of it; the last three only where they differ from their default, so that adding one changes no key."""
+        late = {f.name for f in dataclasses.fields(self)[7:] if getattr(self, f.name) == f.default}
+        return {k: v for k, v in dataclasses.asdict(self).items() if k not in late}
 
     @cached_property
     def key(self) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from fedbook.papers import PAPERS, SCALES, specs
+from fedbook.papers import PAPERS, specs
 from fedbook.papers.spec import Row, frame
 from fedbook.results import Store
 
@@ -263,8 +263,11 @@ def numbers(paper: str, scale: str, store: Store | None = None) -> Numbers:
 
 
 def evaluate(store: Store, scale: str | None = None) -> list[dict[str, Any]]:
-    """Every claim at a scale ("published" included), or at the largest one that has results for it."""
-    chosen = (scale,) if scale else tuple(reversed(SCALES))
+    """Every claim at a scale ("published" included), or at the larger of paper and laptop that has results for it.
+
+    Smoke scale, seconds of training, says nothing about a paper and is only looked at when asked for.
+    """
+    chosen = (scale,) if scale else ("paper", "laptop")
     tables = {(p, s): numbers(p, s, store) for p in PAPERS for s in (*chosen, "published")}
     out = []
     for c in all_claims().values():

@@ -17,7 +17,7 @@ SCALES: dict[str, dict[str, Any]] = {
         "data": dict.fromkeys(("cifar10", "domainnet"), {"name": "digits5_offline", "size": 16}),
         "clients": {"cifar10": 20, "domainnet": [4] * 5},
         "sizes": [[80] * 4] * 5,
-        "models": dict.fromkeys(("resnet18", "mobilenet_v2"), {"name": "cnn", "width": 8, "hidden": 32}),
+        "models": {n: {"name": "cnn", "width": w, "hidden": 32} for n, w in (("resnet18", 8), ("mobilenet_v2", 6))},
         "local": {**SGD, "lr": 0.1, "epochs": 2, "batch_size": 32},
     },
     "laptop": {
@@ -31,7 +31,7 @@ SCALES: dict[str, dict[str, Any]] = {
         "clients": {"cifar10": 50, "domainnet": [10] * 4},
         "models": {
             "resnet18": {"name": "resnet_gn"},
-            "mobilenet_v2": {"name": "resnet_gn"},
+            "mobilenet_v2": {"name": "resnet_gn", "width": 12},
             "lstm": {"name": "lstm"},
         },
         "local": {**SGD, "lr": 5e-2, "epochs": 2, "batch_size": 64},
