@@ -289,6 +289,7 @@ class KeptMoments(LocalSolver):
 def fedgcr(
     clusters: int | None = None,
     cluster: str = "gmm",
+    normalise: bool = True,
     q: float = 1.0,
     delta: float = 0.5,
     gamma: float = 0.5,
@@ -319,7 +320,7 @@ def fedgcr(
     if unknown := on - set(QUIRKS):
         raise FedbookError(f"unknown quirks {sorted(unknown)}", f"known: {', '.join(QUIRKS)}")
 
-    grouping: dict[str, Any] = {"clusters": clusters, "cluster": cluster}
+    grouping: dict[str, Any] = {"clusters": clusters, "cluster": cluster, "normalise": normalise}
     if "three_batches" in on:
         grouping["max_samples"] = 3 * batch_size
     if "full_covariance" in on:
