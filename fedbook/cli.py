@@ -252,6 +252,8 @@ def data(args: argparse.Namespace) -> int:
         else:
             for r in rows:
                 print(f"{r['name']:18} {r['status']:8} {r['file']}  {r['note']}")
+            if not rows:
+                print("nothing to verify: no dataset has been fetched")
         bad = [
             r["name"] for r in rows if r["status"] in ("broken", "changed") or (args.names and r["status"] == "missing")
         ]

@@ -121,8 +121,8 @@ class Spec:
         return self.id.split("/")[1]
 
     def experiment(self, row: Row, scale: str, seed: int) -> Experiment | None:
-        """The run behind a row, or None if its method is not there yet."""
-        if self.count is not None or scale not in self.module.SCALES:
+        """The run behind a row, or None if its method, or the drawing of its figure, is not there yet."""
+        if self.count is not None or scale not in self.module.SCALES or (self.kind == "figure" and self.plot is None):
             return None
         e = self.module.experiment(row, dict(self.module.SCALES[scale], name=scale), seed)
         return e if e is not None and e.built else None
