@@ -1,6 +1,6 @@
 """Pictures and sentences in one space of 512 numbers, as Client2Vec needs them.
 
-    encoder = image_text_encoder()                                # offline pair, no network, about 10 ms per image
+    encoder = image_text_encoder()                                # offline pair, no network
     encoder = image_text_encoder("openai/clip-vit-base-patch32")  # CLIP itself: from the hub, or a folder saved from it
     D, L = embed_federation(federation, encoder)                  # [N, 512] per image, [classes, 512] per label
 
@@ -42,10 +42,7 @@ if TYPE_CHECKING:
 
 DIM = 512
 WEIGHTS = Path(__file__).parent / "weights"
-IMAGE_TOWERS = {
-    "lite0": 128,
-    "vit": 32,
-}  # name -> input resolution; 128 px: see the card for what others cost and bring
+IMAGE_TOWERS = {"lite0": 128, "vit": 32}  # name -> input resolution
 TEXT_TOWERS = ("minilm", "ngram")
 TENSORS = ("centre", "anchors", "weights")
 GAMMAS, RIDGES = (1.0, 2.0, 3.0, 5.0), (0.3, 1.0, 3.0)
