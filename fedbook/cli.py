@@ -193,6 +193,26 @@ def claims(args: argparse.Namespace) -> int:
     return 0
 
 
+def tune(args: argparse.Namespace) -> int:
+    """Choose a paper's hyper-parameters on validation data, the same number of trials for every method."""
+    import importlib
+
+    from fedbook.papers import reproduce as work
+    from fedbook.papers import tune as tuning
+
+    store, module = _store(args), importlib.import_module(f"fedbook.papers.{args.paper}")
+    store.check_writable()
+    tried, errors = tuning.tune(args.paper, module, args.scale, store, args.jobs or work.default_jobs(), say)
+    if args.json:
+        chosen = {m: tuning.best(t) if t else None for m, t in tried.items()}
+        show({"chosen": chosen, "trials": {m: [{**o, "score": v} for o, v in t] for m, t in tried.items()}})
+    else:
+        print(tuning.text(tried))
+    if errors:
+        raise FedbookError("; ".join(errors), "the other trials are stored")
+    return 0
+
+
 def figures(args: argparse.Namespace) -> int:
     """Redraw from stored results, without training."""
     from fedbook import papers
@@ -369,16 +389,27 @@ def _domains(dataset: str) -> int:
 
 
 def _dry_run(e: Experiment, args: argparse.Namespace) -> int:
+    from fedbook import cost
     from fedbook.papers.spec import estimate
 
     seconds = estimate(e, _store(args).load())
     plan: dict[str, Any] = {"key": e.key, "config": e.config, "stages": e.build_method().describe(), "seconds": seconds}
+    known = cost.published_sizes(e)
     try:
         federation = e.build_federation()
-        plan["clients"] = {"number": len(federation), "train": [len(c.train) for c in federation.clients]}
-        plan["clients"]["types"] = [federation.type_names[c.type] for c in federation.clients]
+        types = [federation.type_names[c.type] for c in federation.clients]
+        train, shape, classes = (
+            [len(c.train) for c in federation.clients],
+            federation.input_shape,
+            federation.num_classes,
+        )
+        test = len({i for c in federation.clients for i in c.test.tolist()})
     except FedbookError as error:
-        plan["clients"] = f"data not here: {error}"
+        plan["data"] = f"not here: {error}"
+        size = e.dataset.get("size", 32)
+        (types, train), shape, classes, test = known or ([], []), (3, size, size), 10, 0
+    plan["clients"] = {"number": len(train), "train": train, "types": types}
+    plan["cost"] = cost.cost(e, shape, classes, train, test) if train else "the clients' sizes need the data"
     show(plan)
     return 0
 
@@ -414,6 +445,10 @@ def parser(command: str = "") -> argparse.ArgumentParser:
     p.add_argument("--figures", metavar="DIR", help="where figures go (default: figures/ of the checkout)")
     p = add("claims", claims, "fedbook claims --scale laptop")
     p.add_argument("--scale", choices=(*SCALES, "published"), help="default: paper where it has results, else laptop")
+    p = add("tune", tune, "fedbook tune fedgcr --scale laptop")
+    p.add_argument("paper", choices=("fedgcr", "client2vec", "grp_fed", "fgpt"))
+    p.add_argument("--scale", choices=SCALES, default="laptop")
+    p.add_argument("--jobs", type=_positive, metavar="N", help="processes of one thread each (default: one per core)")
     p = add("figures", figures, "fedbook figures fedgcr/table1 --scale laptop")
     p.add_argument("ids", nargs="*", metavar="ID")
     p.add_argument("--scale", choices=SCALES)

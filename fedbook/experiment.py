@@ -29,7 +29,7 @@ class Experiment:
 
     The score of a run is taken at its last round (`avg_client`, ...), as the mean over its `tail` last evaluations
     (`tail`), and at its best one (`best`): the papers differ in which of these they print. `local_tests` adds
-    GRP-FED's four tests.
+    GRP-FED's four tests, `type_tests` what FedGCR's h tells of the types.
     """
 
     dataset: Options
@@ -42,10 +42,11 @@ class Experiment:
     evaluate_every: int = 1
     tail: int = 1
     local_tests: bool = False
+    type_tests: bool = False
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """All of it; the last three only where they differ from their default, so that adding one changes no key."""
+        """All of it; the last four only where they differ from their default, so that adding one changes no key."""
         late = {f.name for f in dataclasses.fields(self)[7:] if getattr(self, f.name) == f.default}
         return {k: v for k, v in dataclasses.asdict(self).items() if k not in late}
 
@@ -103,6 +104,8 @@ class Experiment:
         measured = measure(run, self.tail)
         if self.local_tests:
             measured["local"] = local_tests(run)
+        if self.type_tests:
+            measured["types"] = type_tests(run)
         return {
             "key": self.key,
             "scale": self.scale,
@@ -169,14 +172,17 @@ def measure(run: Simulation, tail: int = 1) -> dict[str, Any]:
     }
 
 
-def local_tests(run: Simulation) -> dict[str, float]:
+def local_tests(run: Simulation) -> dict[str, Any]:
     """GRP-FED's T_g, T_p, T_r, T_l in macro-F1, on everybody's test samples together and on each client's own.
 
     A method without a global model is tested globally by the ensemble of its clients' models (mean probabilities).
+    `near` and `far` are the same four for two clients, those whose class mix is nearest to and farthest from that of
+    all (total variation); their t_g is the global model's score on the client's own test samples.
     """
     import torch
 
     federation, classes, last = run.federation, run.federation.num_classes, run.records[-1]
+    personal = run.method.personal
     everybody = torch.unique(torch.cat([c.test for c in federation.clients]))
     labels = federation.y[everybody].cpu()
 
@@ -192,20 +198,60 @@ def local_tests(run: Simulation) -> dict[str, float]:
     def score(p: Any) -> float:
         return metrics.macro_f1(labels, p.argmax(1).cpu(), classes)
 
-    if run.method.personal is None:
-        t_g = score(probabilities(run.model))
-        own, everywhere = last.test_f1, [t_g] * len(federation)
-    else:
-        t_g = score(probabilities(run.model)) if not run.kept else 0.0
-        everywhere, ensemble = [], 0.0
-        for c in federation.clients:
-            p = probabilities(run.personal_model(c))
-            everywhere.append(score(p))
-            ensemble = ensemble + p
-        t_g, own = score(ensemble) if run.kept else t_g, last.personal_f1
-    tested = [(p, r) for p, r in zip(own or [], everywhere) if math.isfinite(p)]
-    best, worst = max(p for p, _ in tested), min(p for p, _ in tested)
-    return {"t_g": t_g, "best_client": best, "worst_client": worst} | metrics.local_tests(*zip(*tested))
+    alone = personal is not None and bool(run.kept or personal.alone)
+    together: Any = 0.0 if alone else probabilities(run.model)
+    everywhere: list[float] = []
+    for c in federation.clients if personal else ():
+        p = probabilities(run.personal_model(c))
+        everywhere.append(score(p))
+        together = together + p if alone else together
+    t_g = score(together)
+    everywhere = everywhere or [t_g] * len(federation)
+    own = (last.personal_f1 if personal else last.test_f1) or []
+    tested = [i for i, p in enumerate(own) if math.isfinite(p)]
+    best, worst = max(own[i] for i in tested), min(own[i] for i in tested)
+    out: dict[str, Any] = {"t_g": t_g, "best_client": best, "worst_client": worst}
+    out |= metrics.local_tests([own[i] for i in tested], [everywhere[i] for i in tested])
+
+    counts = torch.stack([federation.class_counts(c) for c in federation.clients]).double().cpu()
+    apart = (counts / counts.sum(1, keepdim=True) - counts.sum(0) / counts.sum()).abs().sum(1) / 2
+    for name, pick in (("near", min), ("far", max)):
+        i = pick(tested, key=lambda k: float(apart[k]))
+        rows = torch.searchsorted(everybody, federation.clients[i].test).cpu()
+        here = metrics.macro_f1(labels[rows], together.argmax(1).cpu()[rows], classes, "present")
+        out[name] = {"client": federation.clients[i].id, "t_g": here, **metrics.local_tests([own[i]], [everywhere[i]])}
+    return out | {"class_counts": counts.int().tolist()}
+
+
+def type_tests(run: Simulation, per_type: int = 60, neighbours: int = 10) -> dict[str, Any]:
+    """How well test images of one type lie together, as h(x) and as the frozen feature GC-Net makes it from.
+
+    The purity is the mean share of the nearest neighbours (cosine) that are of the image's own type. The maps are t-SNE
+    of the same images, both with the same settings.
+    """
+    import torch
+    import torch.nn.functional as F
+    from sklearn.manifold import TSNE
+
+    federation, chosen, types = run.federation, [], []
+    for t in range(federation.num_types):
+        pool = torch.unique(torch.cat([c.test for c in federation.clients if c.type == t]))
+        order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(run.seed))[:per_type].sort().values
+        chosen.append(pool[order.to(pool.device)])
+        types += [t] * len(chosen[-1])
+    index, model = torch.cat(chosen), run.model.eval()
+    x, extra = run.device.images(federation.inputs(index)), {k: v[index] for k, v in run.extra.items()}
+    label, out = torch.tensor(types), {"type": types}
+    with torch.no_grad():
+        vectors = {"h": model.h(x, **extra), "frozen": extra.get("cls", model.frozen_cls(x))}  # type: ignore[operator]
+    for name, v in vectors.items():
+        unit = F.normalize(v.float().cpu(), dim=1)
+        near = (unit @ unit.T).fill_diagonal_(-2).topk(neighbours).indices
+        out[f"knn_purity_{name}"] = float((label[near] == label[:, None]).float().mean())
+        out[f"map_{name}"] = (
+            TSNE(init="pca", perplexity=30, metric="cosine", random_state=0).fit_transform(unit).round(2)
+        )
+    return out
 
 
 def versions() -> dict[str, Any]:

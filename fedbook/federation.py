@@ -294,7 +294,9 @@ class Federation:
         """Clients from index arrays into a dataset; a client's type is the domain most of its samples come from.
 
         test="domain": every client is tested on all test samples of its domain; "split": on a slice of them; "match":
-        on test samples with its own class mix, a disjoint set for each client; or one index array per client.
+        on test samples with its own class mix, a disjoint set for each client; "unused": on up to 500 training
+        samples of its domain that no client holds, for choosing hyper-parameters without a look at any test sample; or
+        one index array per client.
         """
         from fedbook.data import partition
 
@@ -310,10 +312,15 @@ class Federation:
             found = partition.test_by_domain(dataset.domain, types, "shared", within=rows)
         elif test == "split":
             found = partition.test_by_domain(dataset.domain, types, "split", within=rows)
+        elif test == "unused":
+            left = np.setdiff1d(np.asarray(dataset.train), np.concatenate([np.asarray(p) for p in parts]))
+            left = np.random.default_rng(seed).permutation(left)
+            found = [np.sort(t[:500]) for t in partition.test_by_domain(dataset.domain, types, "shared", within=left)]
         elif test == "match":
             found = [rows[i] for i in partition.match([dataset.y[p] for p in parts], dataset.y[rows], seed)]
         else:
-            raise FedbookError(f"test must be 'domain', 'split', 'match' or index arrays, got {test!r}", "try 'match'")
+            known = "'domain', 'split', 'match', 'unused' or index arrays"
+            raise FedbookError(f"test must be {known}, got {test!r}", "try 'match'")
         chosen = [torch.as_tensor(np.asarray(t), dtype=torch.int64) for t in found]
         if len(chosen) != len(parts):
             raise FedbookError(f"{len(parts)} clients but {len(chosen)} test sets came", "give one per client")

@@ -16,7 +16,8 @@ MODULES = (fedgcr, client2vec, grp_fed, fgpt)
 def test_all_34_tables_and_all_figures_are_listed():
     specs = papers.specs()
     assert sum(s.kind == "table" for s in specs.values()) == 34
-    assert len(specs) == 54
+    assert sum(s.kind != "study" for s in specs.values()) == 54
+    assert [i for i, s in specs.items() if s.kind == "study"] == ["fedgcr/quirks"]
     assert {i for i, s in specs.items() if s.kind == "sketch"} == {
         *(f"fedgcr/fig{n}" for n in (1, 2)),
         *(f"client2vec/fig{n}" for n in (1, 3, 6)),
@@ -68,6 +69,38 @@ def test_tables_share_runs():
     key = {t: [r.experiment.key for r in papers.get(t).runs("laptop") if r.row.method == "fedavg"] for t in
            ("fedgcr/table1", "fedgcr/table5")}  # fmt: skip
     assert set(key["fedgcr/table5"]) < set(key["fedgcr/table1"])
+
+
+def test_sweeps_share_the_runs_of_the_main_table():
+    """T' = T, delta = 0.5 and GMM are what Table 1 has, so a sweep's middle is not computed again."""
+    main = {r.experiment.key for r in papers.get("fedgcr/table1").runs("laptop") if r.row.method == "fedgcr"}
+    for id, usual in (("table3", ("t_prime", 5)), ("table10", ("delta", 0.5)), ("table14", ("clustering_algo", "gmm"))):
+        for run in papers.get(f"fedgcr/{id}").runs("laptop"):
+            if run.row["dataset"] == "digit_five":
+                assert (run.experiment.key in main) == (run.row[usual[0]] == usual[1]), run.row.setting
+
+
+def test_clusters_keep_their_distance_from_the_number_of_types():
+    """emoji7 has seven domains where DomainNet has six: T' = 5 of 6 becomes 6 of 7."""
+    runs = papers.get("fedgcr/table8").runs("laptop")
+    asked = {r.row["t_prime"]: r.experiment.method.get("clusters") for r in runs}
+    assert asked == {4: 5, 5: 6, 7: 8, 8: 9}
+
+
+def test_a_table_may_have_seeds_of_its_own():
+    assert papers.get("fedgcr/table1").seeds("laptop") == 3 and papers.get("fedgcr/table3").seeds("laptop") == 1
+    assert papers.get("fedgcr/table3").seeds("laptop", 2) == 2 and papers.get("fedgcr/table3").seeds("paper") == 3
+
+
+def test_the_study_of_quirks_changes_one_thing_at_a_time():
+    on, off = ({r.row["quirk"]: r.experiment for r in papers.get("fedgcr/quirks").runs("laptop") if r.row["on"] == flag}
+               for flag in (1, 0))  # fmt: skip
+    main = {r.experiment.key for r in papers.get("fedgcr/table1").runs("laptop")}
+    assert set(on) == set(off) == set(fedgcr.STUDY) and {e.key for e in off.values()} < main
+    assert on["fedsam_lr_x10"].method["lr"] == pytest.approx(10 * off["fedsam_lr_x10"].method["lr"])
+    assert on["prompt_tiling"].model == {**off["prompt_tiling"].model, "tiled": True}
+    assert on["as_published"].build_method() != off["as_published"].build_method()
+    assert len({e.key for e in on.values()}) == len(on)
 
 
 def test_built_follows_from_the_registered_methods(monkeypatch):

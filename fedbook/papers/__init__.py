@@ -45,6 +45,10 @@ def specs() -> dict[str, Spec]:
             title = "; ".join(p["shows"][0].upper() + p["shows"][1:] for p in panels)
             rows, plot = (figure.rows, figure.plot) if figure else ((), None)
             found[f"{paper}/{name}"] = Spec(f"{paper}/{name}", paper, kind, title, module, rows, plot)
+        for name, figure in module.FIGURES.items():
+            if figure.title:
+                id = f"{paper}/{name}"
+                found[id] = Spec(id, paper, "study", figure.title, module, figure.rows, figure.plot)
     return found
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fedbook.papers.spec import Run, Spec
 
 Drawn = tuple[Any, str]
+MARKS = "os^vDPX*"
 
 
 def _panels(spec: Spec, runs: list[Run], draw: Callable[[Any, str, dict[str, list[Run]]], None]) -> tuple[Any, str]:
@@ -105,3 +106,78 @@ def global_against_worst(spec: Spec, runs: list[Run]) -> Drawn:
 
     fig, who = _panels(spec, runs, draw)
     return fig, f"Accuracy over all clients against the worst client's, one marker per seed: {who}"
+
+
+def type_maps(spec: Spec, runs: list[Run]) -> Drawn:
+    """t-SNE of test images of every type: the frozen feature beside h, the prompt GC-Net makes of it."""
+    from fedbook import plots
+
+    shown = list({r.experiment.key: r for r in runs if r.result is not None}.values())
+    fig, axes = plots.panels(2 * len(shown))
+    told = []
+    for i, run in enumerate(shown):
+        m, data = _metric(run)["types"], run.experiment.dataset["name"]
+        names = _metric(run)["type_names"]
+        colours = plots.type_colours(len(names))
+        for ax, name, title in zip(axes[2 * i :], ("frozen", "h"), ("frozen feature", "type prompt h")):
+            xy, kinds = np.array(m[f"map_{name}"]), np.array(m["type"])
+            for t, label in enumerate(names):
+                ax.scatter(*xy[kinds == t].T, s=9, color=colours[t], marker=MARKS[t % len(MARKS)], label=label)
+            ax.set(title=f"{data}: {title}, purity {m[f'knn_purity_{name}']:.2f}", xlabel="t-SNE 1", ylabel="t-SNE 2")
+            ax.set(xticks=[], yticks=[])
+            told.append(f"{data} {title}: purity {m[f'knn_purity_{name}']:.2f}")
+        axes[2 * i].legend(fontsize=6, markerscale=1.5)
+    scale = shown[0].experiment.scale
+    fig.suptitle(f"{spec.id}, {scale} scale, after {shown[0].experiment.rounds} rounds of FedGCR at DIF 10", fontsize=8)
+    return fig, "Maps of test images coloured by type; share of the ten nearest of the same type. " + "; ".join(
+        told
+    ) + "."
+
+
+def clustering_by_count(spec: Spec, runs: list[Run]) -> Drawn:
+    """Clustering accuracy against T', paper and ours."""
+    from fedbook import plots
+
+    counts: dict[int, dict[int, list[float]]] = {}
+    for run in runs:
+        for _, value in spec.measured(run.row, [run]):
+            counts.setdefault(run.row["dif"], {}).setdefault(run.row["t_prime"], []).append(value)
+    printed = {(r["dif"], r["t_prime"]): r.value or np.nan for r in spec.rows}
+    fig, axes = plots.panels(1)
+    for i, (dif, found) in enumerate(sorted(counts.items())):
+        x, color = sorted(found), plots.type_colours(3)[i]
+        ours, mark = [float(np.mean(found[t])) for t in x], MARKS[i]
+        axes[0].plot(x, ours, color=color, marker=mark, label=f"ours, DIF {dif}")
+        axes[0].plot(x, [printed[dif, t] for t in x], color=color, marker=mark, ls=":", mfc="none", label="as printed")
+    axes[0].set(xlabel="clusters asked for, T'", ylabel="clustering accuracy (%)", ylim=(None, 102))
+    axes[0].set_xticks(sorted({t for found in counts.values() for t in found}))
+    axes[0].legend(fontsize=6)
+    e = next(r.experiment for r in runs if r.result)
+    fig.suptitle(f"{spec.id}, {e.scale} scale on {e.dataset['name']}", fontsize=8)
+    means = "; ".join(
+        f"DIF {d}: " + ", ".join(f"T'={t} {np.mean(v):.0f}" for t, v in sorted(c.items())) for d, c in counts.items()
+    )
+    return fig, f"Clustering accuracy in percent against the number of clusters, paper dotted: {means}."
+
+
+def quirk_bars(spec: Spec, runs: list[Run]) -> Drawn:
+    """How much Avg changes when one departure of the published code is switched on."""
+    from fedbook import plots
+
+    pairs: dict[str, dict[int, list[float]]] = {}
+    for run in runs:
+        for _, value in spec.measured(run.row, [run]):
+            pairs.setdefault(run.row["quirk"], {}).setdefault(run.row["on"], []).append(value)
+    change = {q: float(np.mean(v[1]) - np.mean(v[0])) for q, v in pairs.items() if set(v) == {0, 1}}
+    order = sorted(change, key=change.__getitem__)
+    methods = {r.row["quirk"]: r.row.method for r in runs}
+    fig, axes = plots.panels(1)
+    fig.set_size_inches(6.5, 0.22 * len(order) + 1.2)
+    axes[0].barh([q.replace("_", " ") for q in order], [change[q] for q in order],
+                 color=[plots.look(methods[q])["color"] for q in order])  # fmt: skip
+    axes[0].axvline(0, color="0.3", lw=0.8)
+    axes[0].tick_params(axis="y", labelsize=7)
+    axes[0].set(xlabel="change of Avg (percentage points) when switched on")
+    e = next(r.experiment for r in runs if r.result)
+    fig.suptitle(f"{spec.id}, {e.scale} scale on {e.dataset['name']}, DIF 10, one seed", fontsize=8)
+    return fig, "Change of Avg in points: " + "; ".join(f"{q} {change[q]:+.1f}" for q in order) + "."

@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedbook.errors import FedbookError
 from fedbook.experiment import Experiment
 from fedbook.papers.spec import Spec, ordering
 from fedbook.results import Result, Store
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Todo = tuple[str, Experiment]  # the table that asked first, and the run
 
@@ -32,7 +35,11 @@ def missing(specs: Iterable[Spec], scale: str, seeds: int | None, results: dict[
 
 
 def compute(
-    todo: Sequence[Todo], store: Store, jobs: int = 1, tell: Callable[[str], None] = lambda line: None
+    todo: Sequence[Todo],
+    store: Store,
+    jobs: int = 1,
+    tell: Callable[[str], None] = lambda line: None,
+    file: str | None = None,
 ) -> list[str]:
     """Run and store them one by one (or `jobs` at a time, one thread each); returns what went wrong, if anything."""
     errors: dict[str, None] = {}
@@ -42,7 +49,7 @@ def compute(
             tell(f"{head}  FAILED")
             errors[str(outcome)] = None
         else:
-            store.append({"spec": id, **outcome}, f"{id.split('/')[0]}_{experiment.scale}")
+            store.append({"spec": id, **outcome}, file or f"{id.split('/')[0]}_{experiment.scale}")
             tell(f"{head}  {outcome['seconds']:.1f} s  accuracy {outcome['metrics']['avg_client']:.3f}")
     return list(errors)
 
@@ -108,6 +115,22 @@ def report(spec: Spec, scale: str, results: dict[str, Result], seeds: int | None
     base: dict[str, Any] = {"id": spec.id, "paper": spec.paper, "kind": spec.kind, "title": spec.title, "scale": scale}
     base["data"] = list(dict.fromkeys(r.experiment.dataset["name"] for r in spec.runs(scale, seeds)))
     return base | {"built": spec.built, "rows": table, "ordering": {"agree": agree, "pairs": pairs}, "figures": []}
+
+
+def side_by_side(spec: Spec, scale: str, results: dict[str, Result], seeds: int | None = None) -> pd.DataFrame:
+    """Paper against ours for a notebook: a line per setting and method, two columns per metric, spread after ±."""
+    import pandas as pd
+
+    rows: dict[tuple[str, str], dict[tuple[str, str], Any]] = {}
+    for r in spec.tabulate(scale, results, seeds):
+        line = rows.setdefault((r["setting"], r["method"]), {})
+        line[r["metric"], "paper"] = _pm(r["paper"], r["paper_spread"], 2)
+        line[r["metric"], "ours"] = _pm(r["ours"], r["ours_std"], 2)
+        line["", "seeds"] = r["seeds"]
+    table = pd.DataFrame(list(rows.values()), index=pd.MultiIndex.from_tuples(list(rows), names=["setting", "method"]))
+    columns: list[Any] = list(table.columns)
+    table.columns = pd.MultiIndex.from_tuples(columns)
+    return table[[c for c in columns if c[0]] + [("", "seeds")]]
 
 
 def draw(

@@ -87,10 +87,14 @@ def read_rows(name: str) -> tuple[Row, ...]:
 
 @dataclass(frozen=True)
 class Figure:
-    """What a figure measures and how it is drawn: `plot(spec, runs) -> (figure, alt text)`."""
+    """What a figure measures and how it is drawn: `plot(spec, runs) -> (figure, alt text)`.
+
+    `title` is needed only by a study of our own, which is in no paper's list of figures.
+    """
 
     rows: tuple[Row, ...] = ()
     plot: Callable[[Spec, list[Run]], tuple[Any, str]] | None = None
+    title: str = ""
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ class Spec:
 
     id: str
     paper: str
-    kind: str  # table | figure | sketch
+    kind: str  # table | figure | sketch | study
     title: str
     module: ModuleType = field(repr=False)
     rows: tuple[Row, ...] = field(default=(), repr=False)
@@ -122,7 +126,7 @@ class Spec:
 
     def experiment(self, row: Row, scale: str, seed: int) -> Experiment | None:
         """The run behind a row, or None if its method, or the drawing of its figure, is not there yet."""
-        if self.count is not None or scale not in self.module.SCALES or (self.kind == "figure" and self.plot is None):
+        if self.count is not None or scale not in self.module.SCALES or (self.kind != "table" and self.plot is None):
             return None
         e = self.module.experiment(row, dict(self.module.SCALES[scale], name=scale), seed)
         return e if e is not None and e.built else None
@@ -141,7 +145,9 @@ class Spec:
         return "yes" if self.rows and all(self._built) else "partial" if any(self._built) else "no"
 
     def seeds(self, scale: str, seeds: int | None = None) -> int:
-        return seeds or self.module.SCALES[scale].get("seeds", 1)
+        """How often a table is repeated: as asked for, else the scale's number, which may differ for single tables."""
+        own = self.module.SCALES[scale]
+        return seeds or own.get("seeds_of", {}).get(self.name, own.get("seeds", 1))
 
     def runs(self, scale: str, seeds: int | None = None, results: dict[str, Result] | None = None) -> list[Run]:
         """Every run behind the table at a scale, once each, with its stored result where there is one."""

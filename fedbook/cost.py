@@ -1,0 +1,133 @@
+"""What a run will cost, before it runs: floating-point operations and device memory, counted without doing them.
+
+A client's turn is played on torch's meta device, where tensors have shapes and no values: the objective's terms, the
+backward pass and the optimiser all happen, so what a method adds (FedGCR's reference passes, FedSAM's second gradient)
+is counted and not guessed. The second turn is the one counted, since some terms need a first. Not counted: work on the
+server, and terms that wait for it (FedGCR's l_GC, two small matrix products per image).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from fedbook.experiment import Experiment
+from fedbook.federation import Client, Federation
+
+
+class Counter(TorchDispatchMode):
+    """Operations by torch's own formulas. (Its FlopCounterMode also follows modules, and stops at `autograd.grad`.)"""
+
+    flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if formula := flop_registry.get(func.overloadpacket):
+            self.flops += formula(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+class Activations:
+    """Bytes kept for the backward pass, at their highest; parameters are not among them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.parameters = {p.untyped_storage()._cdata for p in model.parameters()}
+        self.held: dict[int, int] = {}
+        self.peak = 0
+
+    def keep(self, t: Tensor) -> Tensor:
+        storage = t.untyped_storage()
+        if storage._cdata not in self.parameters:
+            self.held[storage._cdata] = storage.nbytes()
+            self.peak = max(self.peak, sum(self.held.values()))
+        return t
+
+    def use(self, t: Tensor) -> Tensor:
+        self.held.pop(t.untyped_storage()._cdata, None)
+        return t
+
+
+def stub(shape: tuple[int, ...], classes: int, samples: int) -> Federation:
+    """One client with as many samples as asked for; nothing in it will be read."""
+    names = tuple(f"class {i}" for i in range(classes))
+    rows, y = torch.arange(samples), torch.arange(samples) % classes
+    x, moments = torch.zeros(samples, *shape, dtype=torch.uint8), ((0.5,) * shape[0], (0.5,) * shape[0])
+    return Federation(x, y, (Client(0, 0, rows, rows),), names, ("type",), *moments)
+
+
+def published_sizes(e: Experiment) -> tuple[list[str], list[int]] | None:
+    """The domain and training samples of each client where the partition is a published one, which needs no data."""
+    from fedbook.data import partition
+
+    like = e.partition.get("sizes")
+    if e.partition["name"] != "by_domain" or not isinstance(like, str) or like not in partition.PUBLISHED:
+        return None
+    names = [str(n) for n in e.partition.get("order", partition.PUBLISHED[like].order)]
+    sizes = partition.domain_sizes([10**9] * len(names), e.partition["dif"], like=like)
+    return [n for n, own in zip(names, sizes) for _ in own], [size for own in sizes for size in own]
+
+
+def build(e: Experiment, federation: Federation) -> nn.Module:
+    """The experiment's model with its weights left out."""
+    from fedbook import models
+    from fedbook.models.backbones import backbone
+
+    options = {k: v for k, v in e.model.items() if k != "name"}
+    with torch.device("meta"):
+        if isinstance(options.get("backbone"), str):
+            options["backbone"] = backbone(options["backbone"], pretrained=False, device="meta")
+        return models.build(e.model["name"], federation, **options)
+
+
+def cost(e: Experiment, shape: tuple[int, ...], classes: int, train: list[int], test: int = 0) -> dict[str, Any]:
+    """Of a run whose clients have `train` samples each and which tests on `test` samples together."""
+    from fedbook.rounds import simulate
+    from fedbook.rounds.evaluation import predict
+
+    method = e.build_method()
+    samples = method.solve.batch_size
+    federation = stub(shape, classes, samples)
+    model = build(e, federation)
+    run = simulate(method, federation, model, rounds=2, device="meta", quiet=True)
+    stages = method.stages()
+
+    def turn(round: int) -> None:
+        local = run._turn(0, round, "train")
+        for s, stage in stages.items():
+            local.sent[s] = {}
+            stage.begin(local, {}, local.memory.setdefault(s, {}))
+        method.solve(local, {}, local.memory["solve"])
+        for s, stage in stages.items():
+            stage.end(local, {}, local.memory[s])
+
+    turn(1)
+    activations = Activations(run.model)
+    with Counter() as training, torch.autograd.graph.saved_tensors_hooks(activations.keep, activations.use):
+        turn(2)
+    with Counter() as testing:
+        predict(run.model, run.federation, run.federation.clients[0].train, run.device, run.extra)
+    step, look = training.flops / samples, testing.flops / samples
+    measured = look if any(stage.needs_loss for stage in stages.values()) else 0.0
+    taking = method.sample.count(len(train)) / len(train) if hasattr(method.sample, "count") else 1.0
+    tests = -(-e.rounds // e.evaluate_every)
+    weights = sum(p.numel() * p.element_size() for p in run.model.parameters())
+    trained = sum(p.numel() * p.element_size() for p in run.model.parameters() if p.requires_grad)
+    states = {"adamw": 2, "sgd": 1 if method.solve.momentum else 0}[method.solve.optimizer]
+    data = (sum(train) + test) * torch.Size(shape).numel()
+    return {
+        "gflop_per_image_and_round": step / 1e9,
+        "gflop_per_image_tested": look / 1e9,
+        "pflop": (e.rounds * sum(train) * taking * (step + measured) + tests * test * look) / 1e15,
+        "memory_mb": {
+            "weights": weights / 1e6,
+            "gradients_and_optimiser": (1 + states) * trained / 1e6,
+            "activations_of_a_batch": activations.peak / 1e6,
+            "data": data / 1e6,
+            "together": (weights + (1 + states) * trained + activations.peak + data) / 1e6,
+        },
+        "note": "float32; attention maps are counted, which fused kernels do not keep; the libraries' memory is not",
+    }

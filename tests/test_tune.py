@@ -1,0 +1,69 @@
+"""Hyper-parameters: the same budget for all, validation data only, and what was chosen is what is used."""
+
+from statistics import fmean
+
+import pytest
+
+from fedbook import data
+from fedbook.errors import FedbookError
+from fedbook.federation import federate
+from fedbook.papers import fedgcr, tune
+from fedbook.results import Store
+
+
+def pretend(value):
+    """Results for every trial that could be asked for, as `value(method, options)` says."""
+    grid, found = fedgcr.GRID, {}
+    for method, knob in grid.knobs.items():
+        name, values = knob or ("lr", grid.more_lr)
+        every = grid.first(method) + [{"lr": lr, name: v} for lr in grid.lr for v in values]
+        for options in every:
+            for i, setting in enumerate(grid.on):
+                e = tune.trial(fedgcr, "laptop", method, options, setting)
+                found[e.key] = {"metrics": {"avg_type": value(method, options) + 0.1 * i}}
+    return found
+
+
+def test_every_method_has_the_same_number_of_trials():
+    tried = tune.scores(fedgcr, "laptop", pretend(lambda method, options: options["lr"]))
+    assert {len(t) for t in tried.values()} == {6}
+    assert tune.complete(fedgcr.GRID, tried)
+
+
+def test_the_knob_is_tried_at_the_best_rate():
+    def value(method, options):
+        return -abs(options["lr"] - 0.01) - (options.get("q", 0) - 0.1) ** 2
+
+    tried = tune.scores(fedgcr, "laptop", pretend(value))
+    assert tune.best(tried["q_ffl"]) == {"lr": 0.01, "q": 0.1}
+    assert [o["lr"] for o, _ in tried["q_ffl"]] == [*fedgcr.GRID.lr, 0.01, 0.01]
+    assert tune.best(tried["fedavg"]) == {"lr": 0.01}
+    score = dict((o["lr"], v) for o, v in tried["fedavg"])[0.01]
+    assert score == pytest.approx(fmean((value("", {"lr": 0.01}), value("", {"lr": 0.01}) + 0.1)))
+
+
+def test_a_trial_never_sees_a_test_sample():
+    for method in fedgcr.GRID.knobs:
+        e = tune.trial(fedgcr, "laptop", method, {"lr": 0.01}, fedgcr.GRID.on[0])
+        assert e.partition["test"] == "unused" and e.seed == 0
+    dataset = data.load("digits5_offline")
+    fed = federate(dataset, "by_domain", "unused", dif=10, scale=0.3)
+    trained = {i for c in fed.clients for i in c.train.tolist()}
+    for c in fed.clients:
+        held = set(c.test.tolist())
+        assert held and not held & trained and len(held) <= 500
+        assert set(dataset.domain[c.test].tolist()) == {c.type}
+        assert held <= set(dataset.train.tolist())
+
+
+def test_no_sample_left_is_said():
+    with pytest.raises(FedbookError):
+        federate(data.load("digits5_offline"), "by_domain", "unused", sizes="equal")
+
+
+def test_what_was_chosen_is_what_is_used():
+    """The stored trials decide; a hand-edited number in SCALES would not pass."""
+    tried = tune.scores(fedgcr, "laptop", Store().keys())
+    assert tune.complete(fedgcr.GRID, tried), "run `fedbook tune fedgcr`"
+    for method, options in tried.items():
+        assert fedgcr.SCALES["laptop"][method] == tune.best(options), method
