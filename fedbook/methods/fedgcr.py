@@ -183,16 +183,30 @@ class RepresentationAlignment(Objective):
         model.train(training)
         return z
 
-    def __call__(self, local: Local, batch: Batch, sent: State, memory: State) -> Tensor:
+    def begin(self, local: Local, sent: State, memory: State) -> None:
+        """Neither reference changes while the client trains: z_0 and z_prev once per image and round."""
         if "previous" not in memory:
+            return
+        local.model.train()
+        index, z = local.client.train.sort().values, []
+        for part in index.split(256):
+            batch = Batch(local, part)
+            with local.device.autocast():
+                z_0 = self.reference(memory["received"] if self.older else local.received, batch)
+                z.append(torch.stack([z_0, self.reference(memory["previous"], batch)], 1))
+        memory |= {"index": index, "z": torch.cat(z)}
+
+    def __call__(self, local: Local, batch: Batch, sent: State, memory: State) -> Tensor:
+        if "z" not in memory:
             return _nothing(batch)
-        z_0 = self.reference(memory["received"] if self.older else local.received, batch)
-        z_prev = self.reference(memory["previous"], batch)
-        return self.weight * contrast(batch.z, torch.stack([z_0, z_prev], 1), 0, self.tau, self.similarity)  # (8)
+        z = memory["z"][torch.searchsorted(memory["index"], batch.index)]
+        return self.weight * contrast(batch.z, z, 0, self.tau, self.similarity)  # (8)
 
     def end(self, local: Local, sent: State, memory: State) -> State:
         own = {n: p.detach().clone() for n, p in local.model.named_parameters() if p.requires_grad}
         memory["previous"] = _features(own)
+        for name in ("z", "index"):
+            memory.pop(name, None)
         if self.older:
             memory["received"] = {n: t.clone() for n, t in _features(local.received).items()}
         return {}

@@ -181,3 +181,27 @@ def quirk_bars(spec: Spec, runs: list[Run]) -> Drawn:
     e = next(r.experiment for r in runs if r.result)
     fig.suptitle(f"{spec.id}, {e.scale} scale on {e.dataset['name']}, DIF 10, one seed", fontsize=8)
     return fig, "Change of Avg in points: " + "; ".join(f"{q} {change[q]:+.1f}" for q in order) + "."
+
+
+def by_size(spec: Spec, runs: list[Run]) -> Drawn:
+    """Avg and sigma_type of the methods as images and rounds are multiplied."""
+    from fedbook import plots
+
+    fig, axes = plots.panels(2)
+    said = []
+    for ax, metric, label in zip(axes, ("avg_type", "sigma_type"), ("Avg (%)", "$\\sigma_{type}$ (points)")):
+        found: dict[str, dict[str, float]] = {}
+        for run in runs:
+            if run.result is not None:
+                at = f"images x{run.row['times_images']}\nrounds x{run.row['times_rounds']}"
+                found.setdefault(run.row.method, {})[at] = 100 * _metric(run)[metric]
+        for method, values in found.items():
+            ax.plot(list(values), list(values.values()), **plots.look(method))
+            said += [
+                f"{plots.look(method)['label']} {metric} {' '.join(k.split())}: {v:.1f}" for k, v in values.items()
+            ]
+        ax.set(ylabel=label)
+    axes[0].legend(fontsize=7)
+    e = next(r.experiment for r in runs if r.result)
+    fig.suptitle(f"{spec.id}, {e.scale} scale on {e.dataset['name']}, DIF 10, one seed", fontsize=8)
+    return fig, "; ".join(said) + "."

@@ -12,7 +12,7 @@ from typing import Any
 from fedbook.data.partition import PUBLISHED
 from fedbook.experiment import Experiment
 from fedbook.methods.fedgcr import PUBLISHED_MODEL, QUIRKS
-from fedbook.papers.draw import clustering_by_count, quirk_bars, sorted_clients, type_maps
+from fedbook.papers.draw import by_size, clustering_by_count, quirk_bars, sorted_clients, type_maps
 from fedbook.papers.spec import Figure, Row
 from fedbook.papers.tune import Grid
 
@@ -33,7 +33,7 @@ SCALES: dict[str, dict[str, Any]] = {
     "laptop": {
         "seeds": 3,
         "seeds_of": dict.fromkeys(("table3", "table4", "table7", "table8", "table9"), 1)
-        | dict.fromkeys(("table10", "table11", "table14", "fig3", "quirks"), 1),
+        | dict.fromkeys(("table10", "table11", "table14", "fig3", "quirks", "size"), 1),
         "rounds": 20,
         "evaluate_every": 10,
         "data": {
@@ -146,9 +146,14 @@ def experiment(row: Row, scale: dict[str, Any], seed: int) -> Experiment | None:
         method, model = method | options | {"lr": lr}, model | of_model
         if row.method == "fedgcr":
             method["rounds"] = scale["rounds"]  # R of the lambda schedule
+    rounds = scale["rounds"] * (row["times_rounds"] or 1)
+    if (row["times_images"] or 1) > 1:
+        if "scale" not in partition:
+            return None  # at paper scale there are no more images
+        partition["scale"] = round(partition["scale"] * row["times_images"], 4)
     parts, every = (scale["data"][dataset], partition, model, method), scale.get("evaluate_every", 1)
     types = row.metric.startswith("knn_purity")
-    return Experiment(*parts, scale["rounds"], seed, scale["name"], evaluate_every=every, type_tests=types)
+    return Experiment(*parts, rounds, seed, scale["name"], evaluate_every=every, type_tests=types)
 
 
 PLOTS = {f"table{n}": sorted_clients for n in (1, 2, 6, 7)} | {"table3": clustering_by_count}
@@ -170,5 +175,15 @@ FIGURES = {
         ),
         quirk_bars,
         "Own study: what each departure of the published code from the paper is worth in Avg",
+    ),
+    "size": Figure(
+        tuple(
+            Row({"dataset": "digit_five", "dif": 10, "times_images": i, "times_rounds": r}, method, metric, "percent")
+            for i, r in ((1, 1), (1, 3), (3, 1), (3, 3))
+            for method in ("fedavg", "term", "fedgcr")
+            for metric in ("avg", "sigma_type")
+        ),
+        by_size,
+        "Own study: does FedGCR's lead depend on how many images and rounds there are?",
     ),
 }

@@ -19,7 +19,7 @@ from fedbook.federation import Client, Federation
 from fedbook.rounds.checkpoint import Checkpoint
 from fedbook.rounds.device import Device
 from fedbook.rounds.evaluation import Scores, evaluate, precomputed
-from fedbook.rounds.stages import Local, Method, Params, Report, State
+from fedbook.rounds.stages import Local, Method, Params, Report, State, Update
 from fedbook.rounds.weights import WeightedSum, Weights
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ def count_bytes(value: Any) -> int:
 
 @torch.no_grad()
 def copy_into(target: Params, source: Params) -> None:
-    names = list(source)
-    torch._foreach_copy_([target[n] for n in names], [source[n] for n in names])
+    if names := list(source):
+        torch._foreach_copy_([target[n] for n in names], [source[n] for n in names])
 
 
 class Simulation:
@@ -232,14 +232,13 @@ class Simulation:
         if measuring or any(
             stage.needs_loss for stage in stages.values()
         ):  # 2. what they measure at the received model
-            for report in reports:
+            if any(stage.needs_loss for stage in stages.values()):
+                for report, loss in zip(reports, self._losses(participants, t)):
+                    report.loss = loss
+                    up += 4
+            for report in reports if measuring else []:
                 local = self._turn(report.id, t, "measure")
                 self.model.eval()
-                if any(stage.needs_loss for stage in stages.values()):
-                    report.loss = evaluate(
-                        self.model, self.federation, [local.client], "train", self.device, self.extra
-                    ).loss[0]
-                    up += 4
                 for s in measuring:
                     self._receive(report, stages[s].measure(local, local.memory.setdefault(s, {})))
             up += sum(count_bytes(r.values) for r in reports)
@@ -268,7 +267,7 @@ class Simulation:
                 self._receive(report, stage.end(local, local.sent[s], local.memory[s]))
             self._remember(local)
             upload = {n: self.live[n] for n in self.params}
-            up += count_bytes(upload) + 8
+            up += count_bytes(upload) + (8 if upload else 0)  # and n_k, unless nothing is shared
             if late:
                 uploads.append({n: v.clone() for n, v in upload.items()})
             else:
@@ -287,7 +286,7 @@ class Simulation:
 
         scores = personal = None
         if t % self.every == 0 or t == self.rounds:
-            if not self.kept:
+            if not self.kept and not (method.personal and method.personal.alone):
                 self.load(self.params)
                 scores = evaluate(self.model, self.federation, None, "test", self.device, self.extra)
             personal = self._personal(t) if method.personal else None
@@ -314,6 +313,16 @@ class Simulation:
         client = self.federation.client(id)
         terms = self.method.objective
         return Local(client, self.federation, self.model, received, t, rng, self.device, terms, {}, memory, self.extra)
+
+    def _losses(self, ids: list[int], t: int) -> list[float]:
+        """Each client's mean loss at the model it receives, in one pass where all receive the same."""
+        clients = [self.federation.client(id) for id in ids]
+        same = not self.kept and type(self.method.update).download is Update.download
+        found: list[float] = []
+        for group in [clients] if same else [[c] for c in clients]:
+            self._turn(group[0].id, t, "measure")
+            found += evaluate(self.model, self.federation, group, "train", self.device, self.extra).loss
+        return found
 
     def _remember(self, local: Local) -> None:
         if self.kept:

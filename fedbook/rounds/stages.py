@@ -194,6 +194,8 @@ class Update(Stage):
 class Personal(Stage):
     """Parameters whose names match a pattern of `keep` never leave the client; everything else is shared."""
 
+    alone: ClassVar[bool] = False  # True: no global model is tested, only the clients' own
+
     keep: tuple[str, ...] = ()
 
     def keeps(self, name: str) -> bool:
