@@ -233,6 +233,8 @@ def type_tests(run: Simulation, per_type: int = 60, neighbours: int = 10) -> dic
     import torch.nn.functional as F
     from sklearn.manifold import TSNE
 
+    from fedbook.methods.clustering import class_balanced_mean, cluster
+
     federation, chosen, types = run.federation, [], []
     for t in range(federation.num_types):
         pool = torch.unique(torch.cat([c.test for c in federation.clients if c.type == t]))
@@ -244,6 +246,15 @@ def type_tests(run: Simulation, per_type: int = 60, neighbours: int = 10) -> dic
     label, out = torch.tensor(types), {"type": types}
     with torch.no_grad():
         vectors = {"h": model.h(x, **extra), "frozen": extra.get("cls", model.frozen_cls(x))}  # type: ignore[operator]
+    frozen = run.extra.get("cls")
+    every = {} if frozen is None else {"frozen": frozen, "h": model.gc_net(frozen).detach()}  # type: ignore[operator]
+    for name, v in every.items():  # could the server tell types from clients' mean vectors?
+        of = [
+            class_balanced_mean(v[c.train], federation.y[c.train], federation.num_classes) for c in federation.clients
+        ]
+        groups, _ = cluster(torch.stack(of), federation.num_types)
+        found = metrics.clustering_accuracy(groups, [c.type for c in federation.clients])
+        out[f"clustering_accuracy_{name}"] = float(found)
     for name, v in vectors.items():
         unit = F.normalize(v.float().cpu(), dim=1)
         near = (unit @ unit.T).fill_diagonal_(-2).topk(neighbours).indices

@@ -160,7 +160,7 @@ def test_dry_run_prints_the_settings_and_trains_nothing(call, tmp_path):
 def test_list_shape(call):
     code, out, _ = call("list --json")
     entries = json.loads(out)
-    assert code == 0 and len(entries) == 56
+    assert code == 0 and len(entries) == 57
     for e in entries:
         assert {"id", "paper", "kind", "title", "scales"} <= set(e)
         assert set(e["scales"]) == {"smoke", "laptop", "paper"}

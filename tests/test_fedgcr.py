@@ -553,3 +553,19 @@ def test_customization_needs_a_gc_net_and_reweighting_does_not(toy):
 def test_a_representation_that_is_not_finite_is_refused():
     with pytest.raises(FedbookError, match="not finite"):
         cluster(torch.tensor([[1.0], [math.nan]]), 1)
+
+
+def test_groups_by_the_frozen_feature_have_centres_of_h(images):
+    model = models.build("fedgc", images, backbone=tiny_vit())
+    run = train(fedgcr(clusters=3, cluster_on="frozen", lr=0.05, batch_size=8), images, 3, model)
+    cls, y = run.extra["cls"], run.federation.y
+    e = torch.stack([class_balanced_mean(cls[c.train], y[c.train], images.num_classes) for c in images.clients])
+    labels, _ = cluster(e, 3)
+    assert all(r.extra["weigh.cluster"] == labels for r in run.records)  # training does not move them
+    H = run.state["objective.1"]["found"]["H"]
+    h = torch.stack([run.memory[c.id]["objective.1"]["h"] for c in images.clients])
+    assert torch.allclose(H[0], h[[g == 0 for g in labels]].mean(0), atol=1e-6)
+    with pytest.raises(FedbookError, match="frozen"):
+        train(fedgcr(clusters=2, cluster_on="frozen"), toy, 1)
+    with pytest.raises(FedbookError, match="cluster_on"):
+        fedgcr(cluster_on="z")

@@ -17,7 +17,7 @@ def test_all_34_tables_and_all_figures_are_listed():
     specs = papers.specs()
     assert sum(s.kind == "table" for s in specs.values()) == 34
     assert sum(s.kind != "study" for s in specs.values()) == 54
-    assert [i for i, s in specs.items() if s.kind == "study"] == ["fedgcr/quirks", "fedgcr/size"]
+    assert [i for i, s in specs.items() if s.kind == "study"] == ["fedgcr/quirks", "fedgcr/grouping", "fedgcr/size"]
     assert {i for i, s in specs.items() if s.kind == "sketch"} == {
         *(f"fedgcr/fig{n}" for n in (1, 2)),
         *(f"client2vec/fig{n}" for n in (1, 3, 6)),

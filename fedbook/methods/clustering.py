@@ -18,6 +18,7 @@ It never finds more clusters than that first step leaves, whatever T' is.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -134,12 +135,13 @@ class Grouping(Stage):
     covariance: str = "diag"
     floor: float | None = 0.1
     normalise: bool = True
+    cluster_on: str = "h"  # "frozen": labels from the feature GC-Net reads; the centres are still those of h
     max_samples: int | None = None  # measure h_k on this many samples drawn at random; None: on all of them
 
     batch: ClassVar[int] = 512
 
     def __post_init__(self) -> None:
-        for name, known in (("cluster", ALGORITHMS), ("covariance", COVARIANCES)):
+        for name, known in (("cluster", ALGORITHMS), ("covariance", COVARIANCES), ("cluster_on", ("h", "frozen"))):
             if getattr(self, name) not in known:
                 raise FedbookError(f"unknown {name} {getattr(self, name)!r}", f"use one of {', '.join(known)}")
         if self.clusters is not None and self.clusters < 1:
@@ -149,11 +151,19 @@ class Grouping(Stage):
         types = {c.id: c.type for c in federation.clients}
         return {"clusters": self.clusters or len(set(types.values())), "types": types}
 
-    @torch.no_grad()
-    def represent(self, local: Local) -> Tensor:
-        """h_k of Eq. 4."""
+    def describe_client(self, local: Local) -> State:
+        """What a client sends: h_k, and with cluster_on="frozen" the same mean of the frozen feature."""
         model: Any = local.model
-        of = getattr(model, "h", model.embed)
+        sent = {"h": self.represent(local, getattr(model, "h", model.embed))}
+        if self.cluster_on == "frozen":
+            if not hasattr(model, "frozen_cls"):
+                raise FedbookError(f"{type(model).__name__} has no frozen feature", 'use cluster_on="h"')
+            sent["e"] = self.represent(local, lambda x, cls=None, **_: model.frozen_cls(x) if cls is None else cls)
+        return sent
+
+    @torch.no_grad()
+    def represent(self, local: Local, of: Callable[..., Tensor]) -> Tensor:
+        """h_k of Eq. 4."""
         found, left = [], self.max_samples or len(local.client.train)
         for batch in local.batches(self.batch, shuffle=self.max_samples is not None):
             with local.device.autocast():
@@ -166,9 +176,13 @@ class Grouping(Stage):
 
     def group(self, state: State, reports: list[Report]) -> tuple[list[int], Tensor, State]:
         """g and H from what the participants sent, and what of it is worth logging."""
+        h = torch.stack([r["h"] for r in reports])
         labels, centres = cluster(
-            torch.stack([r["h"] for r in reports]), state["clusters"], self.cluster, seed=self.cluster_seed,
-            starts=self.starts, covariance=self.covariance, floor=self.floor, normalise=self.normalise,
+            h if self.cluster_on == "h" else torch.stack([r["e"] for r in reports]), state["clusters"], self.cluster,
+            seed=self.cluster_seed, starts=self.starts, covariance=self.covariance, floor=self.floor,
+            normalise=self.normalise,
         )  # fmt: skip
+        if self.cluster_on != "h":
+            centres = torch.stack([h[[g == t for g in labels]].mean(0) for t in range(len(centres))])
         types = [state["types"][r.id] for r in reports]
         return labels, centres, {"cluster": labels, "clustering_accuracy": float(clustering_accuracy(labels, types))}

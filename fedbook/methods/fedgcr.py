@@ -37,6 +37,9 @@ Differs from the paper, each for a reason:
 - The exponent q + 1 belongs to the objective (3); used on weights it means q = 0, beta = 0 is not FedAvg but
   omega_k L_k. FedAvg is q = -1. `exponent="q"` is the weight the objective's gradient has, FedAvg at q = 0.
 
+`cluster_on="frozen"` is ours: the server groups clients by the frozen feature GC-Net reads, which training cannot
+change, and only the centres are those of h.
+
 `preset="as_published"` switches on what the authors' public code does otherwise, all of `QUIRKS`; single ones by
 `quirks=("older_z0", ...)`. Two more are options of the model, see `PUBLISHED_MODEL`. In their runs FedAvg and q-FFL had
 6 prompts (`prompts=6`), all others 4, and Harmo-FL and FedSAM ten times the learning rate of the other baselines.
@@ -123,8 +126,9 @@ class GroupCustomization(Grouping, Objective):
     def measure(self, local: Local, memory: State) -> State:
         if "h" in memory:
             memory["h_prev"] = memory["h"]
-        memory["h"] = self.represent(local)
-        return {"h": memory["h"]}
+        sent = self.describe_client(local)
+        memory["h"] = sent["h"]
+        return sent
 
     def prepare(self, state: State, reports: list[Report]) -> State:
         labels, centres, log = self.group(state, reports)
@@ -265,7 +269,7 @@ class GroupReweighting(Grouping, Weigh):
 
     def measure(self, local: Local, memory: State) -> State:
         sent_already = any(isinstance(term, Grouping) for term in local.terms)
-        return {} if sent_already else {"h": self.represent(local)}
+        return {} if sent_already else self.describe_client(local)
 
     def beta(self, round: int) -> float:
         return self.delta * (1 - self.gamma ** (round if self.late_beta else round - 1))  # (5)
@@ -304,6 +308,7 @@ def fedgcr(
     clusters: int | None = None,
     cluster: str = "gmm",
     normalise: bool = True,
+    cluster_on: str = "h",
     q: float = 1.0,
     delta: float = 0.5,
     gamma: float = 0.5,
@@ -335,6 +340,7 @@ def fedgcr(
         raise FedbookError(f"unknown quirks {sorted(unknown)}", f"known: {', '.join(QUIRKS)}")
 
     grouping: dict[str, Any] = {"clusters": clusters, "cluster": cluster, "normalise": normalise}
+    grouping["cluster_on"] = cluster_on
     if "three_batches" in on:
         grouping["max_samples"] = 3 * batch_size
     if "full_covariance" in on:
