@@ -243,7 +243,8 @@ def type_tests(run: Simulation, per_type: int = 60, neighbours: int = 10) -> dic
         types += [t] * len(chosen[-1])
     index, model = torch.cat(chosen), run.model.eval()
     x, extra = run.device.images(federation.inputs(index)), {k: v[index] for k, v in run.extra.items()}
-    label, out = torch.tensor(types), {"type": types}
+    label = torch.tensor(types)
+    out: dict[str, Any] = {"type": types}
     with torch.no_grad():
         vectors = {"h": model.h(x, **extra), "frozen": extra.get("cls", model.frozen_cls(x))}  # type: ignore[operator]
     frozen = run.extra.get("cls")

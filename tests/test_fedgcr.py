@@ -555,7 +555,7 @@ def test_a_representation_that_is_not_finite_is_refused():
         cluster(torch.tensor([[1.0], [math.nan]]), 1)
 
 
-def test_groups_by_the_frozen_feature_have_centres_of_h(images):
+def test_groups_by_the_frozen_feature_have_centres_of_h(images, toy):
     model = models.build("fedgc", images, backbone=tiny_vit())
     run = train(fedgcr(clusters=3, cluster_on="frozen", lr=0.05, batch_size=8), images, 3, model)
     cls, y = run.extra["cls"], run.federation.y

@@ -122,7 +122,14 @@ def type_maps(spec: Spec, runs: list[Run]) -> Drawn:
         for ax, name, title in zip(axes[2 * i :], ("frozen", "h"), ("frozen feature", "type prompt h")):
             xy, kinds = np.array(m[f"map_{name}"]), np.array(m["type"])
             for t, label in enumerate(names):
-                ax.scatter(*xy[kinds == t].T, s=9, color=colours[t], marker=MARKS[t % len(MARKS)], label=label)
+                ax.scatter(
+                    xy[kinds == t, 0],
+                    xy[kinds == t, 1],
+                    s=9,
+                    color=colours[t],
+                    marker=MARKS[t % len(MARKS)],
+                    label=label,
+                )
             ax.set(title=f"{data}: {title}, purity {m[f'knn_purity_{name}']:.2f}", xlabel="t-SNE 1", ylabel="t-SNE 2")
             ax.set(xticks=[], yticks=[])
             told.append(f"{data} {title}: purity {m[f'knn_purity_{name}']:.2f}")
