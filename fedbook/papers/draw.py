@@ -113,8 +113,9 @@ def type_maps(spec: Spec, runs: list[Run]) -> Drawn:
     from fedbook import plots
 
     shown = list({r.experiment.key: r for r in runs if r.result is not None}.values())
-    fig, axes = plots.panels(2 * len(shown))
-    told = []
+    with plots.style() as plt:
+        fig, grid = plt.subplots(len(shown), 2, figsize=(8, 3.4 * len(shown)), squeeze=False, layout="constrained")
+    axes, told = list(grid.flat), []
     for i, run in enumerate(shown):
         m, data = _metric(run)["types"], run.experiment.dataset["name"]
         names = _metric(run)["type_names"]
