@@ -166,7 +166,7 @@ def test_list_shape(call):
         assert set(e["scales"]) == {"smoke", "laptop", "paper"}
         assert all(set(s) == {"done", "runs", "seconds"} for s in e["scales"].values())
     code, out, _ = call("list")
-    assert code == 0 and len(out.splitlines()) == 55 and "fgpt/table11" in out
+    assert code == 0 and len(out.splitlines()) == 58 and "fgpt/table11" in out
 
 
 def test_claims_shape(call):

@@ -154,7 +154,7 @@ class Grouping(Stage):
     def describe_client(self, local: Local) -> State:
         """What a client sends: h_k, and with cluster_on="frozen" the same mean of the frozen feature."""
         model: Any = local.model
-        sent = {"h": self.represent(local, getattr(model, "h", model.embed))}
+        sent = {"h": self.represent(local)}
         if self.cluster_on == "frozen":
             if not hasattr(model, "frozen_cls"):
                 raise FedbookError(f"{type(model).__name__} has no frozen feature", 'use cluster_on="h"')
@@ -162,8 +162,10 @@ class Grouping(Stage):
         return sent
 
     @torch.no_grad()
-    def represent(self, local: Local, of: Callable[..., Tensor]) -> Tensor:
-        """h_k of Eq. 4."""
+    def represent(self, local: Local, of: Callable[..., Tensor] | None = None) -> Tensor:
+        """h_k of Eq. 4, or the same mean of something else."""
+        model: Any = local.model
+        of = of or getattr(model, "h", model.embed)
         found, left = [], self.max_samples or len(local.client.train)
         for batch in local.batches(self.batch, shuffle=self.max_samples is not None):
             with local.device.autocast():

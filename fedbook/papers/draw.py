@@ -188,7 +188,9 @@ def quirk_bars(spec: Spec, runs: list[Run]) -> Drawn:
     axes[0].set(xlabel="change of Avg (percentage points) when switched on")
     e = next(r.experiment for r in runs if r.result)
     fig.suptitle(f"{spec.id}, {e.scale} scale on {e.dataset['name']}, DIF 10, one seed", fontsize=8)
-    return fig, "Change of Avg in points: " + "; ".join(f"{q} {change[q]:+.1f}" for q in order) + "."
+    return fig, "How Avg changes, in points, when one departure of the published code is switched on: " + "; ".join(
+        f"{q} {change[q]:+.1f}" for q in order
+    ) + "."
 
 
 def by_size(spec: Spec, runs: list[Run]) -> Drawn:
