@@ -56,9 +56,11 @@ def NOTHING(clients):
 
 
 def model_for(method, images):
-    prompted = {"pt_fedavg": "vpt", "fedgcr": "fedgc"}
+    prompted = {"pt_fedavg": ("vpt", {"extra": 1}), "pfedhn": ("vpt", {"extra": 1}), "fedgcr": ("fedgc", {})}
+    prompted |= {"fgpt": ("fgpt", {"groups": 4}), "fed_dualprompt": ("fgpt", {"groups": 4, "learn_keys": True})}
     if method in prompted:
-        return models.build(prompted[method], images, backbone=tiny_vit())
+        name, options = prompted[method]
+        return models.build(name, images, backbone=tiny_vit(), **options)
     return models.build("cnn", images, width=4, hidden=8)
 
 

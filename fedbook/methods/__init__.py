@@ -13,7 +13,31 @@ from typing import Any
 from fedbook.errors import FedbookError
 from fedbook.rounds import Method
 
-BUILT = ("fedavg", "fedavgm", "fedgcr", "afl", "fedmix", "fedsam", "harmofl", "pt_fedavg", "q_ffl", "term")
+BUILT = (
+    "fedavg",
+    "fedavgm",
+    "feddyn",
+    "fedlc",
+    "fediir",
+    "client2vec",
+    "fedgcr",
+    "afl",
+    "fedmix",
+    "fed_dualprompt",
+    "fedsam",
+    "fgpt",
+    "grp_fed",
+    "harmofl",
+    "lg_fedavg",
+    "local",
+    "moon",
+    "per_fedavg",
+    "pfedhn",
+    "pfedme",
+    "pt_fedavg",
+    "q_ffl",
+    "term",
+)
 
 
 def names() -> list[str]:

@@ -22,7 +22,8 @@ over the batch again, which makes the term B times too small.
 means are of two mini-batches, image by image, and then over the batch: `mean_of=2 * batch_size` is the same mean. There
 the last, smaller batch of a client goes without (b).
 The derivative with respect to the image needs a model that looks at the image, so cached features are not used, and
-attention that can be differentiated twice.
+attention that can be differentiated twice. Only what a model names in `only_choose` is handed over: FGPT chooses the
+group of an image by the image itself, not by its scaled copy.
 """
 
 from __future__ import annotations
@@ -94,8 +95,9 @@ class MeanMixup(Objective):
         means = next(m for m in local.model.modules() if isinstance(m, Means))
         g = int(torch.randint(len(means.x), ()))
         x = ((1 - self.lam) * batch.x).requires_grad_()
+        chosen = {k: batch.extra[k] for k in getattr(local.model, "only_choose", ()) if k in batch.extra}
         with sdpa_kernel(SDPBackend.MATH):
-            logits = batch.scored = local.model(x)
+            logits = batch.scored = local.model(x, **chosen)
         own = (1 - self.lam) * F.cross_entropy(logits, batch.y)
         other = self.lam * F.cross_entropy(logits, batch.y if self.as_coded else means.y[g].expand_as(logits))  # (a)
         (slope,) = torch.autograd.grad(own, x, create_graph=True)

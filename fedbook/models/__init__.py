@@ -22,9 +22,9 @@ from fedbook.models import convnets
 
 
 def builders() -> dict[str, Callable[..., nn.Module]]:
-    from fedbook.models import prompts
+    from fedbook.models import cct, prompts, sequence
 
-    return {**convnets.BUILDERS, **prompts.BUILDERS}
+    return {**convnets.BUILDERS, **cct.BUILDERS, **sequence.BUILDERS, **prompts.BUILDERS}
 
 
 def names() -> list[str]:

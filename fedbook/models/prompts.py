@@ -219,6 +219,28 @@ class FedGC(PromptedViT):
         return self.finish(self.insert(t, p + shift))  # stage 2, [x | p + h] (Alg. 1 line 6)
 
 
+class Selector(nn.Module):
+    """A lighter frozen network whose pooled features take the place of h_theta(x) (FGPT, appendix D.3).
+
+    `network` maps images of `size` pixels (None: as they come) to `num_features` numbers each.
+    """
+
+    def __init__(self, network: Any, size: int | None = None, rescale: nn.Module | None = None) -> None:
+        super().__init__()
+        self.network, self.width, self.size = network.requires_grad_(False).eval(), network.num_features, size
+        self.rescale = rescale or nn.Identity()
+
+    def train(self, mode: bool = True) -> Selector:
+        return super().train(False)
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.rescale(x)
+        if self.size is not None and x.shape[-1] != self.size:
+            x = F.interpolate(x, size=(self.size, self.size), mode="bicubic", align_corners=False, antialias=True)
+        return self.network(x)
+
+
 class FGPT(PromptedViT):
     """Shared prompts P_S at layer 1 and one group prompt p_g at layer u, g chosen per image by fixed keys (FGPT).
 
@@ -227,10 +249,12 @@ class FGPT(PromptedViT):
     at the mean feature, which is what `embed` returns.
     keys: "orthogonal" (QR of a Gaussian, seeded by `key_seed` if given), "random" (that Gaussian), or a [G, d] tensor;
     learn_keys trains them (the selection itself has no gradient). centre is subtracted from the query, relu clips it.
+    The query is the un-prompted CLS feature (Eq. 5); prompted_query has the shared prompts in place (Fig. 1b), so it
+    changes as they are trained and cannot be kept; selector takes it from a lighter network.
     Group prompts are separate parameters: one no image of a client selects keeps grad None, so it does not move.
     """
 
-    needs_cls = True
+    only_choose = ("cls",)  # extras that decide which prompt is used and carry no gradient
 
     def __init__(
         self,
@@ -246,19 +270,55 @@ class FGPT(PromptedViT):
         learn_keys: bool = False,
         relu: bool = False,
         centre: Tensor | None = None,
+        prompted_query: bool = False,
+        selector: Selector | None = None,
         **options: Any,
     ) -> None:
         super().__init__(backbone, num_classes, {1: prompts}, **options)
+        if prompted_query and selector is not None:
+            raise FedbookError("the query comes from the prompted encoder or from a selector", "choose one")
         if not 1 <= top_k <= groups:
             raise FedbookError(f"top_k must lie in 1..{groups} groups, got {top_k}", "FGPT uses 1, FGPT-U 5")
         self.layer = middle(self.depth) if layer is None else self._layer(layer)
-        self.top_k, self.relu = top_k, relu
+        self.top_k, self.relu, self.prompted_query, self.selector = top_k, relu, prompted_query, selector
         self.groups = nn.ParameterList(self._new(self.width) for _ in range(groups))
-        b = make_keys(groups, self.width, keys, key_seed) if isinstance(keys, str) else keys
-        if b.shape != (groups, self.width):
-            raise FedbookError(f"keys must be {groups} x {self.width}, got {tuple(b.shape)}", "one key per group")
+        d = self.width if selector is None else selector.width
+        b = make_keys(groups, d, keys, key_seed) if isinstance(keys, str) else keys
+        if b.shape != (groups, d):
+            raise FedbookError(f"keys must be {groups} x {d}, got {tuple(b.shape)}", "one key per group")
         self.keys = nn.Parameter(b.clone(), requires_grad=learn_keys)
-        self.centre = nn.Parameter(torch.zeros(self.width) if centre is None else centre, requires_grad=False)
+        self.centre = nn.Parameter(torch.zeros(d) if centre is None else centre, requires_grad=False)
+
+    @classmethod
+    def of(cls, model: nn.Module) -> FGPT:
+        """The model, if it is one with group prompts."""
+        if not isinstance(model, cls):
+            hint = 'use models.build("fgpt", federation)'
+            raise FedbookError(f"a model with group prompts was expected, got {type(model).__name__}", hint)
+        return model
+
+    @property
+    def needs_cls(self) -> bool:
+        return self.selector is None and not self.prompted_query
+
+    def precompute(self, federation: Federation) -> dict[str, Tensor]:
+        kept = super().precompute(federation)
+        if self.selector is not None:
+            kept["cls"] = cache.per_image("selector", federation, self.selector, self.selector)
+        return kept
+
+    @torch.no_grad()
+    def query(self, x: Tensor, cls: Tensor | None = None, tokens: Tensor | None = None) -> Tensor:
+        """h_theta(x) [B, d]: `cls` where it was computed before."""
+        if cls is not None:
+            return cls
+        if self.selector is not None:
+            return self.selector(x)
+        t = self.tokens(x) if tokens is None else tokens
+        if self.prompted_query:
+            for shared in self.prompts.values():
+                t = self.insert(t, shared)
+        return self.finish(t)
 
     def similarity(self, query: Tensor) -> Tensor:
         """cos(h_theta(x), b_g) [B, G]; the query without gradient, the keys with theirs."""
@@ -280,7 +340,7 @@ class FGPT(PromptedViT):
     def embed(self, x: Tensor, cls: Tensor | None = None, tokens: Tensor | None = None) -> Tensor:
         k = 1 if self.training else self.top_k
         t = self.tokens(x) if tokens is None else tokens
-        g = self.select(self.frozen_cls(x, t) if cls is None else cls, k)  # (5)
+        g = self.select(self.query(x, cls, t), k)  # (5)
         for shared in self.prompts.values():
             t = self.insert(t, shared)  # (2)
         t = self.run(t, 1, self.layer - 1).repeat_interleave(k, 0)
@@ -324,10 +384,42 @@ def _start(federation: Federation | int, backbone: str | nn.Module) -> dict[str,
             f"load the data with size={want[1]}, channels={want[0]}",
         )
     start = {"backbone": frozen, "num_classes": federation.num_classes}
-    if federation.x.dtype == torch.uint8 and hasattr(frozen, "norm_mean"):
-        given = (federation.mean or (0.0,) * want[0], federation.std or (1.0,) * want[0])
-        start["rescale"] = Rescale(given, (frozen.norm_mean, frozen.norm_std))
+    if hasattr(frozen, "norm_mean"):
+        start["rescale"] = _rescale(federation, (frozen.norm_mean, frozen.norm_std))
     return start
+
+
+def _rescale(federation: Federation | int, wanted: Moments) -> Rescale | None:
+    """From how a federation's images are normalised to how a network wants them; other samples come as they are."""
+    if isinstance(federation, int) or federation.x.dtype != torch.uint8:
+        return None
+    channels = federation.input_shape[0]
+    return Rescale((federation.mean or (0.0,) * channels, federation.std or (1.0,) * channels), wanted)
+
+
+def load_selector(federation: Federation | int, name: str = "light") -> Selector:
+    """EfficientNet-lite0 ("light", from pip), or a network of timm's from the hub, such as "resnet50.a1_in1k"."""
+    network: Any
+    if name == "light":
+        from fedbook.models.pretrain import TEACHER_PX, teacher
+
+        network, size, wanted = teacher(), TEACHER_PX, ((0.5,) * 3, (0.5,) * 3)
+        network.reset_classifier(0)
+    else:
+        import timm
+
+        from fedbook.models.backbones import _ask_hub_once, _by_hand
+
+        if not timm.is_model(name):
+            raise FedbookError(f"unknown selector {name!r}", 'use "light" or the name of a timm network')
+        try:
+            _ask_hub_once(name)
+            network = timm.create_model(name, pretrained=True, num_classes=0)
+        except (OSError, RuntimeError, LookupError, ValueError) as error:
+            raise FedbookError(_by_hand(name, error)[0], 'or use selector="light"') from error
+        config = network.pretrained_cfg
+        size, wanted = config["input_size"][-1], (config["mean"], config["std"])
+    return Selector(network, size, _rescale(federation, wanted))
 
 
 def linear_probe(
@@ -396,20 +488,27 @@ def fgpt(
     learn_keys: bool = False,
     relu: bool = False,
     centre: bool = False,
+    prompted_query: bool = False,
+    selector: str | Selector | None = None,
     dropout: float = 0.0,
     keep_tokens: bool = False,
 ) -> FGPT:
     """FGPT's model, FGPT-U with top_k=5; centre=True subtracts the mean query of the clients' training images, one
-    vector of d numbers (and a count) that each client would send once."""
+    vector of d numbers (and a count) that each client would send once. selector: "light", or a timm network's name."""
     start, mean = _start(federation, backbone), None
+    light = load_selector(federation, selector) if isinstance(selector, str) else selector
     if centre:
         if isinstance(federation, int):
             raise FedbookError("centring needs the clients' images, got a number of classes", "pass a federation")
-        e = PromptedViT(**start).precompute(federation)["cls"]
+        if light is None:
+            e = PromptedViT(**start).precompute(federation)["cls"]
+        else:
+            e = cache.per_image("selector", federation, light, light)
         mean = e[torch.cat([c.train for c in federation.clients])].mean(0)
     return FGPT(
         **start, prompts=prompts, groups=groups, layer=layer, top_k=top_k, keys=keys, key_seed=key_seed,
-        learn_keys=learn_keys, relu=relu, centre=mean, dropout=dropout, keep_tokens=keep_tokens,
+        learn_keys=learn_keys, relu=relu, centre=mean, prompted_query=prompted_query, selector=light,
+        dropout=dropout, keep_tokens=keep_tokens,
     )  # fmt: skip
 
 

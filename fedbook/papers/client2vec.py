@@ -14,11 +14,20 @@ SCALES: dict[str, dict[str, Any]] = {
         "seeds": 1,
         "rounds": 6,
         "evaluate_every": 2,
-        "data": dict.fromkeys(("cifar10", "domainnet"), {"name": "digits5_offline", "size": 16}),
+        "data": {
+            **dict.fromkeys(("cifar10", "domainnet"), {"name": "digits5_offline", "size": 16}),
+            "shakespeare": {"name": "roles_offline"},
+        },
         "clients": {"cifar10": 20, "domainnet": [4] * 5},
         "sizes": [[80] * 4] * 5,
-        "models": {n: {"name": "cnn", "width": w, "hidden": 32} for n, w in (("resnet18", 8), ("mobilenet_v2", 6))},
+        "models": {
+            **{n: {"name": "cnn", "width": w, "hidden": 32} for n, w in (("resnet18", 8), ("mobilenet_v2", 6))},
+            "vit_cct_7_3x1": {"name": "cct", "layers": 1, "width": 32, "heads": 2},
+            "lstm": {"name": "lstm", "hidden": 32, "layers": 1},
+        },
         "local": {**SGD, "lr": 0.1, "epochs": 2, "batch_size": 32},
+        "index": {"index_encoder": "offline/vit+ngram", "index_ffn": 64, "index_limit": 32, "index_samples": 32},
+        "index_share": 0.01,
     },
     "laptop": {
         "seeds": 3,
@@ -48,7 +57,7 @@ SCALES: dict[str, dict[str, Any]] = {
         "models": {
             "resnet18": {"name": "resnet18", "pretrained": True},
             "mobilenet_v2": {"name": "mobilenet_v2", "pretrained": True},
-            "vit_cct_7_3x1": {"name": "cct_7_3x1"},
+            "vit_cct_7_3x1": {"name": "cct"},
             "lstm": {"name": "lstm"},
         },
         "local": {**SGD, "batch_size": 64},
@@ -56,30 +65,44 @@ SCALES: dict[str, dict[str, Any]] = {
     },
 }
 METRICS = {"accuracy": "best"}
+METRICS |= {n: f"extra.sample.{n}" for n in ("within_similarity", "across_similarity", "nearest_domain_accuracy")}
 NETWORKS = {"cifar10": "resnet18", "domainnet": "mobilenet_v2", "shakespeare": "lstm"}
-ROW_OPTIONS = ("strategy", "case_studies", "variant", "tau", "epochs", "weight")
+OPTIONS = {n: n for n in ("strategy", "case_studies", "variant", "tau", "weight")}
+OPTIONS |= {"epochs": "index_epochs", "projection": "index_projection"}
+# These indices have no part in that case study, and the table prints nothing.
+IMPOSSIBLE = {("local_model_weights", "i"), ("local_model_weights", "i+ii"), ("only_label_index", "i+ii+iii")}
 
 
 def experiment(row: Row, scale: dict[str, Any], seed: int) -> Experiment | None:
-    """The base method alone, or inside client2vec(base, ...) where the row uses a case study."""
+    """The base method alone, or inside client2vec(base, ...) where the row uses a case study.
+
+    A row that asks for the index alone trains for one round. Of the printed epochs E of the index (500 unless a row
+    says otherwise) a scale may take a part: `index_share`.
+    """
     dataset, network = row["dataset"], row["architecture"] or NETWORKS.get(row["dataset"], "")
     if dataset not in scale["data"] or network not in scale["models"]:
         return None
     if row["strategy"] == "best" or row.metric.endswith("_time"):  # follow from other rows; not measured by a run
         return None
     method: dict[str, Any] = {"name": row.method} | scale["local"] | scale.get(dataset, {}) | scale.get(row.method, {})
+    rounds = scale["rounds"]
     if row["client2vec"] or row["case_studies"] not in (None, "none"):
-        options = {f"index_{o}" if o == "epochs" else o: row[o] for o in ROW_OPTIONS if row[o] is not None}
-        method = method | {"name": "client2vec", "base": row.method} | options
+        if (row["variant"], row["case_studies"]) in IMPOSSIBLE:
+            return None
+        options = {name: row[o] for o, name in OPTIONS.items() if row[o] is not None}
+        epochs = max(1, round(options.get("index_epochs", 500) * scale.get("index_share", 1)))
+        method = method | scale.get("index", {}) | options | {"index_epochs": epochs}
+        method |= {"name": "client2vec", "base": row.method}
+        rounds = 1 if row["case_studies"] == "index" else rounds
     parts = scale["data"][dataset], partition(row, scale), scale["models"][network], method
-    return Experiment(*parts, scale["rounds"], seed, scale["name"], evaluate_every=scale.get("evaluate_every", 1))
+    return Experiment(*parts, rounds, seed, scale["name"], evaluate_every=scale.get("evaluate_every", 1))
 
 
 def partition(row: Row, scale: dict[str, Any]) -> dict[str, Any]:
     """CIFAR-10 by Dirichlet(0.1) or two classes per client, DomainNet by domain, Shakespeare by role."""
     clients = scale["clients"].get(row["dataset"])
     if row["dataset"] == "shakespeare":
-        return {"name": "by_group"}
+        return {"name": "by_group", "test": "domain"}
     if row["dataset"] == "domainnet":
         return {"name": "by_domain", "counts": clients, "sizes": scale.get("sizes", "equal"), "shuffle": True}
     if row["partition"] == "two_classes_per_client":

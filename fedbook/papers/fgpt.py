@@ -52,7 +52,10 @@ SCALES: dict[str, dict[str, Any]] = {
         "local": SGD,
     },
 }
-METRICS = {"accuracy": "tail"}
+METRICS = {"accuracy": "tail"} | {
+    name: f"extra.update.{name}"
+    for name in ("shared_prompt_similarity", "group_prompt_similarity_global", "group_prompt_similarity_local")
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "fgpt_u": {"name": "fgpt"},
     "fgpt_random_key": {"name": "fgpt"},
@@ -60,13 +63,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fgpt_fedmix": {"name": "fgpt", "base": "fedmix"},
     "pt_fedavg_share": {"name": "pt_fedavg"},
 }
-MODELS: dict[str, dict[str, Any]] = {
+MODELS: dict[str, dict[str, Any]] = {  # all others: FGPT's prompts with one group, as Table 11's PT-FedAvg
     "fgpt": {"name": "fgpt"},
     "fgpt_u": {"name": "fgpt", "top_k": 5},
     "fgpt_random_key": {"name": "fgpt", "keys": "random"},
     "fgpt_resnet": {"name": "fgpt", "selector": "light"},
     "fgpt_fedmix": {"name": "fgpt"},
+    "fed_dualprompt": {"name": "fgpt", "learn_keys": True},
+    "pt_fedavg_share": {"name": "vpt"},
 }
+GROUPS = {10: 20, 5: 25, 2: 25}  # classes per client -> G: the best of Table 3; for 2 nothing is printed
 
 
 def experiment(row: Row, scale: dict[str, Any], seed: int) -> Experiment | None:
@@ -83,20 +89,23 @@ def experiment(row: Row, scale: dict[str, Any], seed: int) -> Experiment | None:
             "shuffle": True,
         }
     elif row["partition"] == "dirichlet":
-        partition = {"name": "pachinko", "clients": clients, "beta": row["beta"], "beta_f": 10.0}
-        if "coarse" not in scale:
+        each = scale.get("per_client", 500)
+        partition = {"name": "pachinko", "clients": clients, "per_client": each, "beta": row["beta"], "beta_f": 10.0}
+        if scale["data"][dataset]["name"] != "cifar100":  # nothing else has coarse labels
             return None
     elif row["s"] in scale["classes_per_client"]:
         partition = {"name": "pathological", "clients": clients, "s": scale["classes_per_client"][row["s"]]}
     else:
         return None
-    model = {"name": "vpt"} | MODELS.get(row.method, {}) | {"backbone": scale["backbone"], "prompts": 5}
-    model |= {"groups": row["num_groups"]} if row["num_groups"] else {}
-    model |= {"top_k": row["top_k"]} if row["top_k"] else {}
+    model = MODELS.get(row.method, {"name": "vpt", "extra": 1}) | {"backbone": scale["backbone"], "prompts": 5}
+    if model["name"] == "fgpt":
+        usual = 5 if dataset == "five_dataset" else GROUPS.get(row["s"], 20)
+        model |= {"groups": row["num_groups"] or usual}
+    model |= {"top_k": row["top_k"]} if (row["top_k"] or 1) > 1 else {}
     method = {"name": row.method} | VARIANTS.get(row.method, {}) | scale["local"] | scale.get(row.method, {})
     method["participation"] = scale["participation"][dataset]
-    if row["local_epochs"] and scale["name"] == "paper":
-        method["epochs"] = row["local_epochs"]
+    if row["local_epochs"]:  # E = 5 is what a scale's own number of epochs stands for
+        method["epochs"] = max(1, round(method["epochs"] * row["local_epochs"] / 5))
     parts, every = (scale["data"][dataset], partition, model, method), scale.get("evaluate_every", 1)
     return Experiment(*parts, scale["rounds"], seed, scale["name"], evaluate_every=every, tail=scale["tail"])
 

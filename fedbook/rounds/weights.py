@@ -75,10 +75,10 @@ class WeightedSum:
                 if t.is_floating_point():
                     self.total[name].add_(t, alpha=self.weights.of(name, self.count))
         else:
-            names = [n for n, t in upload.items() if t.is_floating_point()]
-            torch._foreach_add_(
-                [self.total[n] for n in names], [upload[n] for n in names], alpha=self.weights.default[self.count]
-            )
+            if names := [n for n, t in upload.items() if t.is_floating_point()]:
+                torch._foreach_add_(
+                    [self.total[n] for n in names], [upload[n] for n in names], alpha=self.weights.default[self.count]
+                )
         if self.count == 0:  # counters of BatchNorm and the like are copied, never averaged
             for name, t in upload.items():
                 if not t.is_floating_point():

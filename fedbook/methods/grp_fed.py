@@ -1,0 +1,203 @@
+"""GRP-FED: a global model that favours clients with high loss, and personal extractors held near its features.
+
+Chou, Hong, Sun, Cai, Song and Li, "GRP-FED: Addressing Client Imbalance in Federated Learning via Global-Regularized
+Personalization", 2021 (arXiv:2108.13858).
+
+    L_m = mean over D_m of J(C(F(x; theta_F)), y)                                                        (1)
+    q^{t+1} = q^t + eta_q (s^{t+1} - s^t) / ((s^{t+1} + s^t) / 2),    s = std over clients of L_m        (2)
+    lambda_m = L_m^q / sum_i L_i^q,    {theta_F, theta_C} = sum_m lambda_m {theta_F,m, theta_C,m}        (3)
+    theta_F,m^l <- SGD on  beta J(C(f^l), y) + (1 - beta) L_R,    f^l = F(x; theta_F,m^l), C fixed       (4)
+    L_R = log(1 - D(f^l))                                                                                (5)
+    L_D = log(1 - D(f^g)) + log D(f^l),    f^g = F(x; theta_F) as received                               (unnumbered)
+
+D = 1 means "from the global extractor". Both losses point the right way, but L_D as printed has its steepest slope
+where D is right and none where D errs, and neither is bounded below. So the default is binary cross-entropy,
+
+    gan_loss="bce":       L_D = -log D(f^g) - log(1 - D(f^l)),    L_R = -log D(f^l)                       (5')
+    gan_loss="printed":   as above
+
+| symbol | here | default | where |
+|---|---|---|---|
+| q^0 | `q` | 10 | section 4.1, "the same as q-FFL" |
+| eta_q | `eta_q` | 0.5 | section 4.1 |
+| beta | `beta` | 0.5 | section 4.3; Figure 4 sweeps it |
+| R, batch, eta, momentum | `epochs`, `batch_size`, `lr`, `momentum` | 5, 64, 5e-3, 0.9 | section 4.1 |
+| |S_t|, T | `participation`, rounds | everybody | not printed |
+| D | `hidden` units between two layers | 64 | section 4.1: 2-layer FC; the width is not printed |
+| L_m | `loss` | "received" | see below |
+
+L_m: (1) is the mean over all of D_m at the model received (`loss="received"`); Algorithm 1 keeps the loss of the last
+mini-batch, which a power of 10 turns into noise; `loss="last_epoch"` is the mean over the last local epoch.
+
+Every round logs `weigh.q`, `weigh.spread` and `weigh.effective_clients` = 1 / sum lambda^2: at q = 10 a client with
+twice the loss of another counts 1024 times as much, and often one alone makes up the mean. `q` moves little: a spread
+100 times smaller takes it from 10 to 7.7. There is no n_m in (3), so q = 0 is the uniform mean.
+
+Differs from the paper: sums run over the participants, not over all M. In the first round s has no predecessor and q
+stays. (4) uses the received C (Algorithm 1, line 28; the text has theta_C,m), at test time the newest global C. Nothing
+in (4) and (5) depends on the global step of the same round, so the personal extractor is trained after it, with
+shuffles of its own, and f^g of all samples is computed once. theta_F,m^l starts as the first global extractor the
+client receives (Algorithm 1 starts all at once; the same if everybody takes part). f^g is taken in eval mode; running
+statistics (BatchNorm) of the personal extractor are personal. Theta^l and D never leave the client. No code was
+published.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedbook.errors import FedbookError
+from fedbook.federation import Federation
+from fedbook.methods.fedavg import fedavg
+from fedbook.methods.q_ffl import losses
+from fedbook.models.convnets import two_layers
+from fedbook.rounds import Batch, Local, LocalSolver, Method, Personal, Report, Weigh
+from fedbook.rounds.loop import copy_into
+from fedbook.rounds.stages import State
+
+
+def adapted(q: float, before: float, now: float, eta_q: float) -> float:
+    """q^{t+1} of (2); it moves by at most 2 eta_q."""
+    return q + eta_q * (now - before) / ((now + before) / 2) if now + before > 0 else q
+
+
+@dataclass(frozen=True)
+class AdaptivePower(Weigh):
+    """lambda_m ~ L_m^q with a power that follows the spread of the losses."""
+
+    needs_loss = True
+    q: float = 10.0
+    eta_q: float = 0.5
+
+    def init(self, federation: Federation, model: nn.Module) -> State:
+        return {"q": float(self.q), "spread": None}
+
+    def __call__(self, state: State, reports: list[Report]) -> tuple[Tensor, State]:
+        L = losses(reports, training=self.late)
+        spread, q = float(L.std(correction=0)), state["q"]
+        if state["spread"] is not None:
+            q = adapted(q, state["spread"], spread, self.eta_q)  # (2)
+        scores = q * L.log()  # (3), in the log domain
+        effective = 1 / float(torch.softmax(scores, 0).square().sum())
+        return scores, {"q": q, "spread": spread, "log": {"q": q, "spread": spread, "effective_clients": effective}}
+
+
+@dataclass(frozen=True)
+class LateAdaptivePower(AdaptivePower):
+    """The same with the mean loss of the last local epoch."""
+
+    needs_loss = False
+    late = True
+
+
+def generator_loss(logit: Tensor, gan_loss: str) -> Tensor:
+    """L_R of the discriminator's logit on personal features: small where D takes them for global ones."""
+    return F.logsigmoid(-logit).mean() if gan_loss == "printed" else -F.logsigmoid(logit).mean()  # (5), (5')
+
+
+def discriminator_loss(on_global: Tensor, on_local: Tensor, gan_loss: str) -> Tensor:
+    """L_D of the logits: small where D tells global features from personal ones."""
+    if gan_loss == "printed":
+        return (F.logsigmoid(-on_global) + F.logsigmoid(on_local)).mean()
+    return -(F.logsigmoid(on_global) + F.logsigmoid(-on_local)).mean()
+
+
+@dataclass(frozen=True)
+class AdversarialLocal(Personal):
+    """A personal extractor for every client under the shared classifier; works on top of any method."""
+
+    beta: float = 0.5
+    gan_loss: str = "bce"
+    hidden: int = 64
+    solve: LocalSolver = LocalSolver()
+
+    def __post_init__(self) -> None:
+        if self.gan_loss not in ("bce", "printed"):
+            raise FedbookError(f"gan_loss must be 'bce' or 'printed', got {self.gan_loss!r}", "'bce' trains")
+        if not 0 <= self.beta <= 1:
+            raise FedbookError(f"beta must lie in [0, 1], got {self.beta}", "1 is local training without D")
+
+    def end(self, local: Local, sent: State, memory: State) -> State:
+        """Train the personal extractor and D in the resident model, then put back what is to be uploaded."""
+        here = local.model.state_dict()
+        upload = {n: here[n].clone() for n in local.received}
+        copy_into(here, local.received)
+        f_global = self.features(local)
+        copy_into(here, memory.get("extractor", {}))
+        D = two_layers(f_global.shape[1], self.hidden, 1).to(f_global.device)
+        copy_into(D.state_dict(), memory.get("discriminator", {}))
+        self.train(local, D, f_global)
+        memory["extractor"] = {n: here[n].clone() for n in local.received if not n.startswith("head.")}
+        memory["discriminator"] = {n: t.clone() for n, t in D.state_dict().items()}
+        copy_into(here, upload)
+        return {}  # nothing of this is sent
+
+    @torch.no_grad()
+    def features(self, local: Local) -> Tensor:
+        """f^g of the client's training samples, in their order."""
+        local.model.eval()
+        batches = (Batch(local, part) for part in local.client.train.split(512))
+        return torch.cat([b.z.float() for b in batches])
+
+    def train(self, local: Local, D: nn.Module, f_global: Tensor) -> None:
+        """R epochs of (4), (5) and L_D in turn; the classifier is fixed."""
+        model: Any = local.model
+        fixed = [p for p in model.head.parameters() if p.requires_grad]
+        for p in fixed:
+            p.requires_grad_(False)
+        model.train()
+        optimizer, optimizer_D = self.solve.build(model), self.solve.build(D)
+        for _ in range(self.solve.epochs):
+            order = torch.randperm(len(f_global), generator=local.generator).to(f_global.device)
+            for part in order.split(self.solve.batch_size):
+                batch = Batch(local, local.client.train[part])
+                with local.device.autocast():
+                    fit = F.cross_entropy(batch.logits, batch.y)
+                    loss = self.beta * fit + (1 - self.beta) * generator_loss(D(batch.z), self.gan_loss)
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                self.solve.clip_gradient(model)
+                optimizer.step()  # (4)
+                with torch.no_grad():
+                    f_local = model.embed(batch.x, **batch.extra)
+                loss_D = discriminator_loss(D(f_global[part]), D(f_local.float()), self.gan_loss)
+                optimizer_D.zero_grad(set_to_none=True)  # also of what (5) left in D
+                loss_D.backward()
+                optimizer_D.step()
+        for p in fixed:
+            p.requires_grad_(True)
+        if not bool(torch.isfinite(loss.detach() + loss_D.detach())):
+            raise FedbookError(
+                f"the personal extractor of client {local.client.id} diverged in round {local.round}",
+                "lower lr, set clip, or use gan_loss='bce'",
+            )
+
+    def load(self, local: Local, sent: State, memory: State) -> None:
+        copy_into(local.model.state_dict(), memory.get("extractor", {}))  # under the newest global C
+
+
+def grp_fed(
+    q: float = 10.0,
+    eta_q: float = 0.5,
+    beta: float = 0.5,
+    gan_loss: str = "bce",
+    loss: str = "received",
+    hidden: int = 64,
+    epochs: int = 5,
+    batch_size: int = 64,
+    lr: float = 5e-3,
+    momentum: float = 0.9,
+    **options: Any,
+) -> Method:
+    """GRP-FED with the paper's settings; `options` are FedAvg's."""
+    if loss not in ("received", "last_epoch"):
+        raise FedbookError(f"loss must be 'received' or 'last_epoch', got {loss!r}", "'received' is Eq. 1")
+    base = fedavg(epochs=epochs, batch_size=batch_size, lr=lr, momentum=momentum, **options)
+    weigh = AdaptivePower(q, eta_q) if loss == "received" else LateAdaptivePower(q, eta_q)
+    personal = AdversarialLocal((), beta, gan_loss, hidden, base.solve)
+    return base.replace(name="grp_fed", weigh=weigh, personal=personal)

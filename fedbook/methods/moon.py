@@ -1,0 +1,128 @@
+"""MOON: features stay near those of the received model, and away from those of the client's last local one.
+
+Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021 (FedMoon in FGPT).
+
+    l = CE + mu l_con,
+    l_con = -log exp(cos(z, z_glob) / tau) / (exp(cos(z, z_glob) / tau) + exp(cos(z, z_prev) / tau))      (3)
+
+z is the feature of an image under the model being trained, z_glob under the one received, z_prev under the client's
+own after its last turn; the last two without gradient, in eval mode.
+
+| symbol | here | default | where |
+|---|---|---|---|
+| mu | `mu` | 1.0 | the authors' code; the paper tunes 0.1 to 10, Client2Vec 0.01 to 1 |
+| tau | `tau` | 0.5 | the paper; Client2Vec |
+| projection head | `projection` | None: z is `model.embed(x)`, as FGPT applies it | 256 in the paper |
+
+Until a client has had a turn there is no z_prev, and the term is left out. Taking z_prev = z_glob instead would add the
+constant log 2 and no gradient. z_glob and z_prev do not change during a turn, so they are computed once per image.
+
+`projection=256` is the paper's network: two linear layers with a ReLU between, from which both z and a new head read.
+They begin the same in every run.
+
+Differs from the authors' code: there, from round 2 on, a client that was never drawn takes its own random network for
+its last local model. Every client keeps one former model (their default), its BatchNorm statistics included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedbook.errors import FedbookError
+from fedbook.federation import Federation
+from fedbook.methods.fedavg import fedavg
+from fedbook.methods.fedgcr import contrast
+from fedbook.rounds import Batch, CrossEntropy, Local, Method, Objective
+from fedbook.rounds.evaluation import precomputed
+from fedbook.rounds.loop import copy_into, shared_state
+from fedbook.rounds.stages import State
+
+
+class Projected(nn.Module):
+    """A model whose features pass through a projection head before they are classified."""
+
+    def __init__(self, model: Any, width: int, classes: int) -> None:
+        super().__init__()
+        features = getattr(model.head, "in_features", None)
+        if features is None:
+            raise FedbookError(
+                f"a projection needs a model with a linear head, got {type(model.head).__name__}", "use projection=None"
+            )
+        self.model, model.head = model, nn.Identity()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.projection = nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, width))
+            self.head = nn.Linear(width, classes)
+
+    def embed(self, x: Tensor, **extra: Tensor) -> Tensor:
+        return self.projection(self.model.embed(x, **extra))
+
+    def forward(self, x: Tensor, **extra: Tensor) -> Tensor:
+        return self.head(self.embed(x, **extra))
+
+    def precompute(self, federation: Federation) -> dict[str, Tensor]:
+        return precomputed(self.model, federation)
+
+
+@dataclass(frozen=True)
+class ModelContrast(Objective):
+    mu: float = 1.0
+    tau: float = 0.5
+    projection: int | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.mu >= 0 and self.tau > 0):
+            raise FedbookError(
+                f"MOON needs mu of at least 0 and a positive tau, got {self.mu} and {self.tau}", "try mu=1, tau=0.5"
+            )
+
+    def adapt(self, model: nn.Module, federation: Federation) -> nn.Module:
+        return model if self.projection is None else Projected(model, self.projection, federation.num_classes)
+
+    def begin(self, local: Local, sent: State, memory: State) -> None:
+        if "previous" not in memory or self.mu == 0:
+            return
+        index = local.client.train.sort().values
+        live = shared_state(local.model)
+        z_glob = features(local, index)
+        here = {n: live[n].clone() for n in memory["previous"]}
+        copy_into(live, memory["previous"])
+        z_prev = features(local, index)
+        copy_into(live, here)
+        memory |= {"index": index, "z": torch.stack([z_glob, z_prev], 1)}
+
+    def __call__(self, local: Local, batch: Batch, sent: State, memory: State) -> Tensor:
+        if "z" not in memory:
+            return torch.zeros((), device=batch.y.device)
+        others = memory["z"][torch.searchsorted(memory["index"], batch.index)]
+        return self.mu * contrast(batch.z, others, 0, self.tau)  # (3)
+
+    def end(self, local: Local, sent: State, memory: State) -> State:
+        for name in ("index", "z"):
+            memory.pop(name, None)
+        if self.mu > 0:
+            memory["previous"] = {
+                n: t.clone() for n, t in shared_state(local.model).items() if not n.startswith("head.")
+            }
+        return {}
+
+
+@torch.no_grad()
+def features(local: Local, index: Tensor) -> Tensor:
+    """z of these samples under the resident model, in eval mode."""
+    model: Any = local.model.eval()
+    found = []
+    for part in index.split(256):
+        x, extra = local.device.images(local.federation.inputs(part)), {k: v[part] for k, v in local.extra.items()}
+        with local.device.autocast():
+            found.append(model.embed(x, **extra))
+    return torch.cat(found)
+
+
+def moon(mu: float = 1.0, tau: float = 0.5, projection: int | None = None, **options: Any) -> Method:
+    """MOON with weight `mu` and temperature `tau`; `options` are FedAvg's."""
+    return fedavg(**options).replace(name="moon", objective=(CrossEntropy(), ModelContrast(mu, tau, projection)))
