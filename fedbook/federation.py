@@ -290,13 +290,14 @@ class Federation:
         test: str | Sequence[Any] = "domain",
         provenance: dict[str, Any] | None = None,
         seed: int = 0,
+        limit: int | None = None,
     ) -> Federation:
         """Clients from index arrays into a dataset; a client's type is the domain most of its samples come from.
 
         test="domain": every client is tested on all test samples of its domain; "split": on a slice of them; "match":
-        on test samples with its own class mix, a disjoint set for each client; "unused": on up to 500 training
-        samples of its domain that no client holds, for choosing hyper-parameters without a look at any test sample; or
-        one index array per client.
+        on test samples with its own class mix, a disjoint set for each client; "unused" and "unused_match": the same as
+        the first (up to 500) and the third, but on training samples that no client holds, for choosing hyper-parameters
+        without a look at any test sample; or one index array per client. `limit`: of each class at most so many.
         """
         from fedbook.data import partition
 
@@ -306,6 +307,11 @@ class Federation:
                 raise FedbookError(f"client {i} has no training sample", "lower the number of clients")
         types = [int(torch.bincount(dataset.domain[p]).argmax()) for p in parts]
         rows = dataset.test
+        if isinstance(test, str) and test.startswith("unused"):
+            left = np.setdiff1d(np.asarray(dataset.train), np.concatenate([np.asarray(p) for p in parts]))
+            rows = torch.from_numpy(np.random.default_rng(seed).permutation(left))
+        if limit is not None:
+            rows = rows[partition.at_most(dataset.y[rows], limit, seed)]
         if not isinstance(test, str):
             found = list(test)
         elif test == "domain":
@@ -313,13 +319,11 @@ class Federation:
         elif test == "split":
             found = partition.test_by_domain(dataset.domain, types, "split", within=rows)
         elif test == "unused":
-            left = np.setdiff1d(np.asarray(dataset.train), np.concatenate([np.asarray(p) for p in parts]))
-            left = np.random.default_rng(seed).permutation(left)
-            found = [np.sort(t[:500]) for t in partition.test_by_domain(dataset.domain, types, "shared", within=left)]
-        elif test == "match":
+            found = [np.sort(t[:500]) for t in partition.test_by_domain(dataset.domain, types, "shared", within=rows)]
+        elif test in ("match", "unused_match"):
             found = [rows[i] for i in partition.match([dataset.y[p] for p in parts], dataset.y[rows], seed)]
         else:
-            known = "'domain', 'split', 'match', 'unused' or index arrays"
+            known = "'domain', 'split', 'match', 'unused', 'unused_match' or index arrays"
             raise FedbookError(f"test must be {known}, got {test!r}", "try 'match'")
         chosen = [torch.as_tensor(np.asarray(t), dtype=torch.int64) for t in found]
         if len(chosen) != len(parts):
@@ -390,18 +394,30 @@ class Federation:
 
 
 def federate(
-    dataset: Dataset, how: str = "by_domain", test: str | None = None, seed: int = 0, **options: Any
+    dataset: Dataset,
+    how: str = "by_domain",
+    test: str | None = None,
+    seed: int = 0,
+    limit: Sequence[int] | None = None,
+    **options: Any,
 ) -> Federation:
     """A federation of a dataset's training samples, by a function of `fedbook.data.partition` named `how`.
 
         federate(load("digits5_offline"), "by_domain", dif=10)
         federate(load("cifar10"), "dirichlet", clients=100, alpha=0.1)
 
-    Unless told otherwise a client is tested on its domain's test set (`by_domain`) or on its own class mix.
+    Unless told otherwise a client is tested on its domain's test set (`by_domain`) or on its own class mix. `limit` is
+    how many training and test samples of each class are used at most, drawn at random: `limit=(100, 20)`.
     """
     from fedbook.data import partition
 
     note = {"partition": {"name": how, "seed": seed, **json.loads(json.dumps(options, default=list))}}
-    parts = partition.split(dataset, dataset.train, how, seed=seed, **options)
+    rows, of_test = dataset.train, None
+    if limit is not None:
+        if len(limit) != 2:
+            raise FedbookError(f"limit has training and test samples per class, got {limit!r}", "try (100, 20)")
+        note["partition"]["limit"] = list(limit)
+        rows, of_test = rows[partition.at_most(dataset.y[rows], limit[0], seed)], limit[1]
+    parts = partition.split(dataset, rows, how, seed=seed, **options)
     test = test or ("domain" if how == "by_domain" else "match")
-    return Federation.from_dataset(dataset, parts, test, note, seed)
+    return Federation.from_dataset(dataset, parts, test, note, seed, of_test)

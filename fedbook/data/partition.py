@@ -512,6 +512,14 @@ def match(train_labels: Sequence[Any], test_labels: Any, seed: int = 0, *, min_s
     return _deal(pools, counts)
 
 
+def at_most(labels: Any, n: int, seed: int = 0) -> Index:
+    """Positions of at most ``n`` samples of each class, drawn at random, in their old order."""
+    _require(_whole(n) and n >= 1, f"the number of samples per class must be a whole number >= 1, got {n!r}")
+    column = _array(labels)
+    order = np.random.default_rng(seed).permutation(len(column))
+    return np.sort(np.concatenate([order[column[order] == c][:n] for c in np.unique(column)]))
+
+
 def split(dataset: Any, rows: Any, how: str, seed: int = 0, **options: Any) -> Parts:
     """The rows of a dataset dealt out by the function called ``how``, which gets the columns it needs."""
     if how not in HOW:

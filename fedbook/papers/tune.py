@@ -1,6 +1,7 @@
 """Hyper-parameters, chosen once, on validation data, with the same number of trials for every method.
 
-The validation samples are training samples that no client holds (`test="unused"`), so a trial trains on exactly the
+The validation samples are training samples that no client holds (`test="unused"`, or "unused_match" where a client is
+tested on its own class mix), so a trial trains on exactly the
 federation of seed 0 and never touches a test sample. First the learning rates, with the method's own knob as first
 listed; then, at the best of them, the other values of the knob. The score is the mean over the grid's settings of the
 mean accuracy over types. Every trial is a line of `results/<paper>_<scale>_grid.jsonl`; what was chosen is written into
@@ -50,7 +51,8 @@ def trial(module: ModuleType, scale: str, method: str, options: Options, setting
     """The run of a method with these options on one setting, scored on validation data at its end."""
     base = module.SCALES[scale]
     e = module.experiment(Row(setting, method, ""), {**base, "name": scale, method: options}, 0)
-    return dataclasses.replace(e, partition={**e.partition, "test": "unused"}, evaluate_every=e.rounds)
+    test = "unused" if e.partition["name"] == "by_domain" else "unused_match"
+    return dataclasses.replace(e, partition={**e.partition, "test": test}, evaluate_every=e.rounds)
 
 
 def scores(module: ModuleType, scale: str, results: dict[str, Result]) -> dict[str, list[tuple[Options, float]]]:
