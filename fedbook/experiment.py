@@ -29,7 +29,8 @@ class Experiment:
 
     The score of a run is taken at its last round (`avg_client`, ...), as the mean over its `tail` last evaluations
     (`tail`), and at its best one (`best`): the papers differ in which of these they print. `local_tests` adds
-    GRP-FED's four tests, `type_tests` what FedGCR's h tells of the types.
+    GRP-FED's four tests, `type_tests` what FedGCR's h tells of the types. `unseen` clients, drawn with the seed, never
+    take part; the model is tested on them at the end, as it is.
     """
 
     dataset: Options
@@ -43,10 +44,11 @@ class Experiment:
     tail: int = 1
     local_tests: bool = False
     type_tests: bool = False
+    unseen: int = 0
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """All of it; the last four only where they differ from their default, so that adding one changes no key."""
+        """All of it; the last five only where they differ from their default, so that adding one changes no key."""
         late = {f.name for f in dataclasses.fields(self)[7:] if getattr(self, f.name) == f.default}
         return {k: v for k, v in dataclasses.asdict(self).items() if k not in late}
 
@@ -88,6 +90,9 @@ class Experiment:
 
         began = time.perf_counter()
         method, federation = self.build_method(), self.build_federation()
+        others = None
+        if self.unseen:
+            federation, others = federation.split_clients(self.unseen, self.seed)
         model = models.build(self.model["name"], federation, seed=self.seed, **_options(self.model))
         run = simulate(
             method,
@@ -106,6 +111,8 @@ class Experiment:
             measured["local"] = local_tests(run)
         if self.type_tests:
             measured["types"] = type_tests(run)
+        if others is not None:
+            measured["unseen"] = unseen_tests(run, others)
         return {
             "key": self.key,
             "scale": self.scale,
@@ -221,6 +228,19 @@ def local_tests(run: Simulation) -> dict[str, Any]:
         here = metrics.macro_f1(labels[rows], together.argmax(1).cpu()[rows], classes, "present")
         out[name] = {"client": federation.clients[i].id, "t_g": here, **metrics.local_tests([own[i]], [everywhere[i]])}
     return out | {"class_counts": counts.int().tolist()}
+
+
+def unseen_tests(run: Simulation, others: Federation) -> dict[str, Any]:
+    """The final global model on clients that never took part."""
+    from fedbook.rounds import evaluate
+
+    scores = evaluate(run.model, others.to(run.federation.device), device=run.device)
+    sizes = [len(c.test) for c in others.clients]
+    return {
+        "avg_sample": metrics.avg_sample(scores.acc, sizes),
+        "acc": list(scores.acc),
+        "clients": [c.id for c in others.clients],
+    }
 
 
 def type_tests(run: Simulation, per_type: int = 60, neighbours: int = 10) -> dict[str, Any]:

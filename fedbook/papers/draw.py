@@ -215,3 +215,33 @@ def by_size(spec: Spec, runs: list[Run]) -> Drawn:
     e = next(r.experiment for r in runs if r.result)
     fig.suptitle(f"{spec.id}, {e.scale} scale on {e.dataset['name']}, DIF 10, one seed", fontsize=8)
     return fig, "; ".join(said) + "."
+
+
+def seen_and_unseen(spec: Spec, runs: list[Run]) -> Drawn:
+    """Test accuracy of every client that trained and of every client that never did, with the pooled means."""
+    from fedbook import plots
+
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.result is not None:
+            found.setdefault(run.row.method, []).append(run)
+    fig, (ax,) = plots.panels(1, width=5.2)
+    said, rng = [], np.random.default_rng(0)
+    for k, (method, own) in enumerate(found.items()):
+        look = plots.look(method)
+        for shift, name in ((-0.18, "trained"), (0.18, "never sampled")):
+            new = name != "trained"
+            acc = np.concatenate([_metric(r)["unseen" if new else "clients"]["acc"] for r in own])
+            mean = np.mean([_metric(r)["unseen"]["avg_sample"] if new else _metric(r)["avg_sample"] for r in own])
+            at = k + shift + rng.uniform(-0.1, 0.1, len(acc))
+            ax.plot(at, 100 * acc, "o" if not new else "D", ms=3, alpha=0.5, color=look["color"], mew=0)
+            ax.plot([k + shift - 0.14, k + shift + 0.14], [100 * mean] * 2, color="black", lw=1.5)
+            said.append(f"{look['label']} {name} {100 * mean:.1f}")
+    ticks = [(k + d, n) for k in range(len(found)) for d, n in ((-0.18, "trained"), (0.18, "never\nsampled"))]
+    ax.set_xticks([t for t, _ in ticks], [n for _, n in ticks], fontsize=7)
+    for k, method in enumerate(found):
+        ax.text(k, 1.02, plots.look(method)["label"], ha="center", fontsize=8, transform=ax.get_xaxis_transform())
+    ax.set(ylabel="test accuracy of a client (%)", ylim=(0, 100))
+    e = next(r.experiment for r in runs if r.result)
+    fig.suptitle(f"{spec.id}, {e.scale} scale on {e.dataset['name']}; bar: over all their test samples", fontsize=8)
+    return fig, f"Test accuracy of each client, {e.unseen} of them held out; pooled means: " + "; ".join(said) + "."

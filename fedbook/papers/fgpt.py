@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cache
 from typing import Any
 
 from fedbook.experiment import Experiment
-from fedbook.papers.draw import global_against_worst, learning_curves
+from fedbook.papers.draw import global_against_worst, learning_curves, seen_and_unseen
 from fedbook.papers.spec import Figure, Row
 from fedbook.papers.tune import Grid
 
@@ -45,7 +46,13 @@ SCALES: dict[str, dict[str, Any]] = {
         "participation": {"cifar100": 5, "cifar100_c": 5, "five_dataset": 2},
         "classes_per_client": {10: 5, 5: 3, 2: 2},
         "backbone": "bundled",
-        "local": {**SGD, "lr": 5e-2, "epochs": 2, "batch_size": 20},
+        "local": {**SGD, "lr": 1e-1, "epochs": 2, "batch_size": 20},
+        "fgpt": {"lr": 1e-1},  # these six: see GRID
+        "pt_fedavg": {"lr": 1e-1},
+        "pfedhn": {"lr": 1e-1, "server_lr": 0.1},
+        "fed_dualprompt": {"lr": 1e-1, "pull": 1.0},
+        "moon": {"lr": 1e-1, "mu": 0.1},
+        "fedmix": {"lr": 1e-1, "lam": 0.01},
     },
     "paper": {
         "seeds": 3,
@@ -59,7 +66,7 @@ SCALES: dict[str, dict[str, Any]] = {
         "local": SGD,
     },
 }
-METRICS = {"accuracy": "tail"} | {
+METRICS = {"accuracy": "tail", "seen_accuracy": "avg_sample", "unseen_accuracy": "unseen.avg_sample"} | {
     name: f"extra.update.{name}"
     for name in ("shared_prompt_similarity", "group_prompt_similarity_global", "group_prompt_similarity_local")
 }
@@ -134,8 +141,9 @@ def experiment(row: Row, scale: dict[str, Any], seed: int) -> Experiment | None:
     method["participation"] = scale["participation"][dataset]
     if row["local_epochs"]:  # E = 5 is what a scale's own number of epochs stands for
         method["epochs"] = max(1, round(method["epochs"] * row["local_epochs"] / 5))
-    parts, every = (scale["data"][dataset], partition, model, method), scale.get("evaluate_every", 1)
-    return Experiment(*parts, scale["rounds"], seed, scale["name"], evaluate_every=every, tail=scale["tail"])
+    every, tail, unseen = scale.get("evaluate_every", 1), scale["tail"], row["unseen"] or 0
+    parts = scale["data"][dataset], partition, model, method, scale["rounds"], seed, scale["name"]
+    return Experiment(*parts, evaluate_every=every, tail=tail, unseen=unseen)
 
 
 @cache
@@ -159,16 +167,66 @@ def count_parameters(row: Row) -> float:
     return float(sum(p.numel() for p in network.parameters() if p.requires_grad))
 
 
+@cache
+def cost_of(method: str) -> tuple[float, float]:
+    """FLOPs of one update and of one test of an image at ViT-B/16, 224 px, FGPT's query not included."""
+    from fedbook import cost
+
+    e = experiment(Row({"dataset": "cifar100", "s": 10}, method, ""), dict(SCALES["paper"], name="paper"), 0)
+    assert e is not None
+    e = dataclasses.replace(e, method={**e.method, "epochs": 1})
+    counted = cost.cost(e, (3, 224, 224), 100, [500] * 100)
+    return 1e9 * counted["gflop_per_image_and_round"], 1e9 * counted["gflop_per_image_tested"]
+
+
+@cache
+def cost_of_query(light: bool) -> float:
+    """FLOPs of the pass that chooses the group: the plain ViT-B/16, or ResNet-50."""
+    import torch
+    import torchvision
+    from timm import create_model
+
+    from fedbook.cost import Counter
+
+    with torch.device("meta"), torch.no_grad(), Counter() as counter:
+        network = torchvision.models.resnet50() if light else create_model("vit_base_patch16_224", num_classes=0)
+        network.eval()(torch.zeros(1, 3, 224, 224))
+    return float(counter.flops)
+
+
+def count_flops(row: Row) -> float:
+    """Table 10, per image; a client's turn is played without doing its arithmetic (`fedbook.cost`).
+
+    An update is one epoch over the image with what the method adds: MOON's two reference passes, FedMix's derivative
+    with respect to the image. The last layer is computed for the class token only. pFedHN's hypernetwork runs on the
+    server and is not counted.
+    """
+    update, test = cost_of("fgpt" if row.method == "fgpt_resnet" else row.method)
+    if row.metric in ("training_flops_per_update", "total_flops_coefficient_of_updates"):
+        return update
+    query = cost_of_query(row.method == "fgpt_resnet") if row.method.startswith("fgpt") else 0.0
+    return query if row.metric in ("embedding_inference_flops", "total_flops_term_embedding") else test + query
+
+
 MAIN = ("fgpt", "fgpt_u", "pt_fedavg", "pfedhn", "fed_dualprompt", "moon", "fedmix")
 PATHOLOGICAL: tuple[dict[str, Any], ...] = tuple(
     {"dataset": "cifar100", "partition": "pathological", "s": s} for s in (10, 5)
 )
 FIVE: dict[str, Any] = {"dataset": "five_dataset", "partition": "by_dataset"}
 PLOTS = {"table1": learning_curves}
-COUNTS = {"table2": count_parameters}
+COUNTS = {"table2": count_parameters, "table10": count_flops}
 FIGURES = {
     "fig2": Figure(
         tuple(Row(s, m, "worst_client", "percent") for s in (*PATHOLOGICAL, FIVE) for m in MAIN), global_against_worst
+    ),
+    "unseen": Figure(
+        tuple(
+            Row({**PATHOLOGICAL[1], "unseen": 10}, m, metric, "percent")
+            for m in ("fgpt", "pt_fedavg", "pfedhn")
+            for metric in ("seen_accuracy", "unseen_accuracy")
+        ),
+        seen_and_unseen,
+        "Own study: clients that were never sampled, tested without fine-tuning",
     ),
     "fig3": Figure(tuple(Row(s, m, "accuracy", "percent") for s in PATHOLOGICAL for m in MAIN), learning_curves),
 }

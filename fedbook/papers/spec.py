@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 SCALES = ("smoke", "laptop", "paper")
 PUBLISHED = Path(__file__).parent / "published"
 FACTOR = {"percent": 100.0, "percentage_points": 100.0, "million": 1e-6}
+FACTOR["mflops_as_printed"] = 0.5e-9  # the printed unit is M, the numbers are billions of multiply-adds
 POINT = {"percent": 1.0, "percentage_points": 1.0, "macro_f1": 0.01, "similarity": 0.01}
 NOT_SETTINGS = {"paper", "table", "symbol", "method", "metric", "value", "std", "unit", "spread_kind", "method_label"}
 NOT_SETTINGS |= {"note"}
@@ -118,24 +119,26 @@ class Spec:
     module: ModuleType = field(repr=False)
     rows: tuple[Row, ...] = field(default=(), repr=False)
     plot: Callable[[Spec, list[Run]], tuple[Any, str]] | None = field(default=None, repr=False)
-    count: Callable[[Row], float] | None = field(default=None, repr=False)  # measured without any training
+    count: Callable[[Row], float] | None = field(default=None, repr=False)  # see `counted`
 
     @property
     def name(self) -> str:
         return self.id.split("/")[1]
 
+    def counted(self, row: Row) -> bool:
+        """Whether a number is counted (parameters, FLOPs) and needs no training."""
+        return self.count is not None and row.metric not in self.module.METRICS
+
     def experiment(self, row: Row, scale: str, seed: int) -> Experiment | None:
         """The run behind a row, or None if its method, or the drawing of its figure, is not there yet."""
-        if self.count is not None or scale not in self.module.SCALES or (self.kind != "table" and self.plot is None):
+        if self.counted(row) or scale not in self.module.SCALES or (self.kind != "table" and self.plot is None):
             return None
         e = self.module.experiment(row, dict(self.module.SCALES[scale], name=scale), seed)
         return e if e is not None and e.built else None
 
     @cached_property
     def _built(self) -> tuple[bool, ...]:
-        if self.count is not None:
-            return (True,) * len(self.rows)
-        return tuple(any(self.experiment(r, s, 0) is not None for s in SCALES) for r in self.rows)
+        return tuple(self.counted(r) or any(self.experiment(r, s, 0) is not None for s in SCALES) for r in self.rows)
 
     @property
     def built(self) -> str:
@@ -161,7 +164,8 @@ class Spec:
 
     def measured(self, row: Row, runs: Sequence[Run]) -> list[tuple[int, float]]:
         """(seed, value in the printed unit) of a row, from the runs that have finished."""
-        if self.count is not None:
+        if self.counted(row):
+            assert self.count is not None
             return [(0, self.count(row) * FACTOR.get(row.unit, 1.0))]
         tag, out = (row.setting, row.method), []
         for run in runs:
@@ -204,7 +208,7 @@ class Spec:
             return "not run"
         if row.value is None:
             return "nothing printed"
-        if scale != "paper" and self.count is None:
+        if scale != "paper" and not self.counted(row):
             return f"not comparable ({scale})"
         return "reproduced" if abs(ours - row.value) <= tolerance(row, spread) else "differs"
 
