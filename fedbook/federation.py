@@ -309,7 +309,7 @@ class Federation:
         rows = dataset.test
         if isinstance(test, str) and test.startswith("unused"):
             left = np.setdiff1d(np.asarray(dataset.train), np.concatenate([np.asarray(p) for p in parts]))
-            rows = torch.from_numpy(np.random.default_rng(seed).permutation(left))
+            rows = np.random.default_rng(seed).permutation(left)
         if limit is not None:
             rows = rows[partition.at_most(dataset.y[rows], limit, seed)]
         if not isinstance(test, str):

@@ -3,8 +3,8 @@ import dataclasses
 import pytest
 import torch
 
-from fedbook import FedbookError, Federation
-from fedbook.federation import Client
+from fedbook import FedbookError, Federation, data
+from fedbook.federation import Client, federate
 
 
 def test_from_arrays_keeps_samples_once_and_points_into_them(toy):
@@ -99,3 +99,14 @@ def test_from_arrays_refuses_mixed_shapes():
         Federation.from_arrays([{"train": (a, [0, 1])}, {"train": (b, [0, 1])}])
     with pytest.raises(FedbookError, match="2 train samples but 3 labels"):
         Federation.from_arrays([{"train": (a, [0, 1, 1])}])
+
+
+def test_a_limit_per_class_leaves_the_rest_unused():
+    dataset = data.load("digits5_offline")
+    fed = federate(dataset, "dirichlet", clients=5, alpha=1.0, limit=(30, 8))
+    for part, most in (("train", 30), ("test", 8)):
+        rows = torch.cat([getattr(c, part) for c in fed.clients])
+        assert torch.bincount(dataset.y[rows]).tolist() == [most] * 10
+    assert fed.provenance["partition"]["limit"] == [30, 8]
+    with pytest.raises(FedbookError, match="training and test samples per class"):
+        federate(dataset, "iid", clients=5, limit=(30,))

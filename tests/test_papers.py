@@ -1,6 +1,7 @@
 """Every table and figure is there, its runs follow from its printed rows, and paper stands beside ours."""
 
 import csv
+import dataclasses
 import json
 
 import pytest
@@ -11,13 +12,14 @@ from fedbook.papers import client2vec, fedgcr, fgpt, grp_fed
 from fedbook.papers.spec import PUBLISHED, SCALES, Row, estimate, ordering, read_rows, tolerance
 
 MODULES = (fedgcr, client2vec, grp_fed, fgpt)
+STUDIES = ["fedgcr/quirks", "fedgcr/grouping", "fedgcr/size", "fgpt/unseen", "fgpt/prompt_rate"]
 
 
 def test_all_34_tables_and_all_figures_are_listed():
     specs = papers.specs()
     assert sum(s.kind == "table" for s in specs.values()) == 34
     assert sum(s.kind != "study" for s in specs.values()) == 54
-    assert [i for i, s in specs.items() if s.kind == "study"] == ["fedgcr/quirks", "fedgcr/grouping", "fedgcr/size"]
+    assert [i for i, s in specs.items() if s.kind == "study"] == STUDIES
     assert {i for i, s in specs.items() if s.kind == "sketch"} == {
         *(f"fedgcr/fig{n}" for n in (1, 2)),
         *(f"client2vec/fig{n}" for n in (1, 3, 6)),
@@ -254,3 +256,32 @@ def test_a_partition_is_drawn_client_by_client():
     dots = [c.get_sizes().tolist() for c in ax.collections]
     assert len(dots) == 2 and dots[0][1] == pytest.approx(2 * dots[0][0]) and dots[1][0] == 0
     assert ax.get_xlabel() == "client" and ax.get_ylabel() == "class"
+
+
+def test_flops_are_counted_and_the_printed_unit_is_billions_of_multiply_adds():
+    """Table 10: ours is within a tenth where print counts the same thing; accuracies still come from runs."""
+    spec = papers.get("fgpt/table10")
+    table = {(r["method"], r["metric"]): r for r in spec.tabulate("smoke", {})}
+    for method, metric in (
+        ("fgpt", "testing_flops"),
+        ("fgpt", "embedding_inference_flops"),
+        ("fgpt_resnet", "embedding_inference_flops"),
+        ("moon", "testing_flops"),
+        ("fedmix", "training_flops_per_update"),
+    ):
+        row = table[method, metric]
+        assert row["ours"] == pytest.approx(row["paper"], rel=0.1), (method, metric)
+    query = table["fgpt", "embedding_inference_flops"]["ours"]
+    assert table["fgpt", "testing_flops"]["ours"] - table["moon", "testing_flops"]["ours"] == pytest.approx(query)
+    assert table["fgpt", "accuracy"]["verdict"] == "not run" and table["fgpt", "testing_flops"]["seeds"] == 1
+
+
+def test_clients_that_never_took_part_are_tested_with_the_final_model():
+    row = next(r for r in papers.get("fgpt/unseen").rows if r.method == "pt_fedavg")
+    e = papers.get("fgpt/unseen").experiment(row, "smoke", 0)
+    e = dataclasses.replace(e, rounds=1, evaluate_every=1)
+    result = e.run()["metrics"]
+    assert len(result["unseen"]["acc"]) == len(set(result["unseen"]["clients"])) == 10
+    assert len(result["clients"]["acc"]) == e.partition["clients"] - 10
+    assert 0 <= result["unseen"]["avg_sample"] <= 1
+    assert "unseen" not in dataclasses.replace(e, unseen=0).config

@@ -344,3 +344,12 @@ def test_split_by_name():
     ]:
         with pytest.raises(FedbookError, match=reason):
             P.split(Tiny, rows, how, **options)
+
+
+def test_at_most_keeps_so_many_of_each_class_in_order():
+    labels = np.repeat([0, 1, 2], [5, 2, 9])
+    kept = P.at_most(labels, 4, seed=1)
+    assert np.bincount(labels[kept]).tolist() == [4, 2, 4] and (np.diff(kept) > 0).all()
+    assert not np.array_equal(kept, P.at_most(labels, 4, seed=2))
+    with pytest.raises(FedbookError, match="per class"):
+        P.at_most(labels, 0)

@@ -7,7 +7,7 @@ import pytest
 from fedbook import data
 from fedbook.errors import FedbookError
 from fedbook.federation import federate
-from fedbook.papers import fedgcr, tune
+from fedbook.papers import fedgcr, fgpt, tune
 from fedbook.results import Store
 
 
@@ -56,14 +56,29 @@ def test_a_trial_never_sees_a_test_sample():
         assert held <= set(dataset.train.tolist())
 
 
+def test_a_trial_on_class_mixes_never_sees_a_test_sample():
+    for method in fgpt.GRID.knobs:
+        e = tune.trial(fgpt, "laptop", method, {"lr": 0.01}, fgpt.GRID.on[0])
+        assert e.partition["test"] == "unused_match" and e.seed == 0
+    dataset = data.load("digits5_offline")
+    fed = federate(dataset, "pathological", "unused_match", clients=10, s=3, limit=(40, 12))
+    trained = {i for c in fed.clients for i in c.train.tolist()}
+    held = [i for c in fed.clients for i in c.test.tolist()]
+    assert len(set(held)) == len(held) == 120 and len(trained) == 400
+    assert set(held) <= set(dataset.train.tolist()) and not set(held) & trained
+    for c in fed.clients:
+        assert set(dataset.y[c.test].tolist()) <= set(dataset.y[c.train].tolist())
+
+
 def test_no_sample_left_is_said():
     with pytest.raises(FedbookError):
         federate(data.load("digits5_offline"), "by_domain", "unused", sizes="equal")
 
 
-def test_what_was_chosen_is_what_is_used():
+@pytest.mark.parametrize("paper", [fedgcr, fgpt], ids=["fedgcr", "fgpt"])
+def test_what_was_chosen_is_what_is_used(paper):
     """The stored trials decide; a hand-edited number in SCALES would not pass."""
-    tried = tune.scores(fedgcr, "laptop", Store().keys())
-    assert tune.complete(fedgcr.GRID, tried), "run `fedbook tune fedgcr`"
+    tried = tune.scores(paper, "laptop", Store().keys())
+    assert tune.complete(paper.GRID, tried), "run `fedbook tune`"
     for method, options in tried.items():
-        assert fedgcr.SCALES["laptop"][method] == tune.best(options), method
+        assert paper.SCALES["laptop"][method] == tune.best(options), method

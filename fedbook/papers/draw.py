@@ -245,3 +245,30 @@ def seen_and_unseen(spec: Spec, runs: list[Run]) -> Drawn:
     e = next(r.experiment for r in runs if r.result)
     fig.suptitle(f"{spec.id}, {e.scale} scale on {e.dataset['name']}; bar: over all their test samples", fontsize=8)
     return fig, f"Test accuracy of each client, {e.unseen} of them held out; pooled means: " + "; ".join(said) + "."
+
+
+def by_prompt_rate(spec: Spec, runs: list[Run]) -> Drawn:
+    """Accuracy, and how much the clients' prompts still agree after local training, against the prompts' rate."""
+    from fedbook import plots
+
+    done = [r for r in runs if r.result is not None]
+    fig, axes = plots.panels(2)
+    said = []
+    for ax, label in zip(axes, ("accuracy (%)", "cosine of clients' prompts")):
+        for method in dict.fromkeys(r.row.method for r in done):
+            look, found = plots.look(method), {}
+            for r in done:
+                if r.row.method == method:
+                    similarity = _metric(r)["extra"]["update"].get("shared_prompt_similarity", np.nan)
+                    value = 100 * _metric(r)["tail"] if ax is axes[0] else similarity
+                    found.setdefault(r.row["times_prompt_lr"], []).append(value)
+            means = [float(np.mean(v)) for v in found.values()]
+            ax.errorbar(list(found), means, [float(np.std(v)) for v in found.values()], capsize=2, **look)
+            said += [f"{look['label']} {label} at {t} times: {m:.2f}" for t, m in zip(found, means)]
+        ax.set(xscale="log", xlabel="learning rate of the prompts / of the head", ylabel=label)
+        ax.set_xticks(sorted({r.row["times_prompt_lr"] for r in done}), minor=False)
+        ax.xaxis.set_major_formatter("{x:g}")
+    axes[0].legend(fontsize=7)
+    e = done[0].experiment
+    fig.suptitle(f"{spec.id}, {e.scale} scale on {e.dataset['name']}; bars: std over seeds", fontsize=8)
+    return fig, "; ".join(said) + "."

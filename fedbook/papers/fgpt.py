@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from fedbook.experiment import Experiment
-from fedbook.papers.draw import global_against_worst, learning_curves, seen_and_unseen
+from fedbook.papers.draw import by_prompt_rate, global_against_worst, learning_curves, seen_and_unseen
 from fedbook.papers.spec import Figure, Row
 from fedbook.papers.tune import Grid
 
@@ -141,6 +141,9 @@ def experiment(row: Row, scale: dict[str, Any], seed: int) -> Experiment | None:
     method["participation"] = scale["participation"][dataset]
     if row["local_epochs"]:  # E = 5 is what a scale's own number of epochs stands for
         method["epochs"] = max(1, round(method["epochs"] * row["local_epochs"] / 5))
+    if (times := row["times_prompt_lr"] or 1) != 1:
+        own = {"lr": times * method["lr"]}
+        method["groups"] = [[pattern, own] for pattern in ("prompts.*", "groups.*")]
     every, tail, unseen = scale.get("evaluate_every", 1), scale["tail"], row["unseen"] or 0
     parts = scale["data"][dataset], partition, model, method, scale["rounds"], seed, scale["name"]
     return Experiment(*parts, evaluate_every=every, tail=tail, unseen=unseen)
@@ -227,6 +230,16 @@ FIGURES = {
         ),
         seen_and_unseen,
         "Own study: clients that were never sampled, tested without fine-tuning",
+    ),
+    "prompt_rate": Figure(
+        tuple(
+            Row({**PATHOLOGICAL[1], "times_prompt_lr": times}, m, metric, "percent" if metric == "accuracy" else "")
+            for m in ("pt_fedavg", "fgpt")
+            for times in (1, 10, 50)
+            for metric in ("accuracy", "shared_prompt_similarity", "group_prompt_similarity_local")
+        ),
+        by_prompt_rate,
+        "Own study: do the prompts move enough? A higher learning rate for prompts than for the head",
     ),
     "fig3": Figure(tuple(Row(s, m, "accuracy", "percent") for s in PATHOLOGICAL for m in MAIN), learning_curves),
 }
