@@ -161,6 +161,7 @@ def measure(run: Simulation, tail: int = 1) -> dict[str, Any]:
         "best": max(avg),
         "best_round": seen[max(range(len(avg)), key=avg.__getitem__)].round,
         "rounds": [r.round for r in seen],
+        "seconds": [round(sum(r.seconds for r in run.records[: s.round]), 3) for s in seen],
         "curves": {
             "avg_client": avg,
             "avg_sample": pooled,

@@ -195,22 +195,23 @@ def tiny_table(packs, monkeypatch):
     scale |= {"rounds": 2, "seeds": 2, "evaluate_every": 1, "clients": {"cifar10": 4}}
     scale |= {"data": {"cifar10": {"name": str(packs / "tiny.npz")}}, "models": {"resnet18": {"name": "linear"}}}
     scale["local"] = {"lr": 0.1, "participation": 1.0}
+    scale |= {"index": scale["index"] | {"index_samples": 8, "index_limit": 8}, "index_share": 0.002}
     monkeypatch.setitem(client2vec.SCALES, "smoke", scale)
 
 
 def test_reproduce_prints_draws_and_computes_only_what_is_missing(call, tiny_table, tmp_path):
     code, out, err = call("reproduce client2vec/table9 --jobs 1")
-    assert code == 0 and "4 runs, 4 to compute" in err
+    assert code == 0 and "8 runs, 8 to compute" in err
     assert "not comparable (smoke)" in out and "21.35" in out and "±" in out
     drawn = {p.name for p in (tmp_path / "figures").iterdir()}
     assert drawn == {f"client2vec_table9_smoke.{suffix}" for suffix in ("png", "pdf", "txt")}
     assert "FedAvgM" in (tmp_path / "figures" / "client2vec_table9_smoke.txt").read_text()
     code, out, err = call("reproduce client2vec/table9 --jobs 1 --seeds 3 --json")
-    assert "6 runs, 2 to compute" in err
+    assert "12 runs, 4 to compute" in err
     [report] = json.loads(out)
     assert report["id"] == "client2vec/table9" and report["rows"][0]["seeds"] == 3
     assert "0 to compute" in call("reproduce client2vec/table9 --seeds 3")[2]
-    assert len(Store(tmp_path / "results").load()) == 6
+    assert len(Store(tmp_path / "results").load()) == 12
     code, out, _ = call("figures client2vec/table9 --scale smoke")
     assert code == 0 and out.count("client2vec_table9_smoke") == 2
 
@@ -230,20 +231,20 @@ def test_an_interrupt_loses_at_most_one_run(call, tiny_table, tmp_path, monkeypa
     code, _, err = call("reproduce client2vec/table9 --jobs 1")
     assert code == 130 and len(Store(tmp_path / "results").load()) == 2
     code, _, err = call("reproduce client2vec/table9 --jobs 1")
-    assert code == 0 and "2 to compute" in err
+    assert code == 0 and "6 to compute" in err
 
 
 def test_a_failing_run_does_not_take_the_others_along(call, tiny_table, tmp_path, monkeypatch):
     monkeypatch.setitem(client2vec.SCALES["smoke"], "fedavgm", {"lr": 1e30})
     code, out, err = call("reproduce client2vec/table9 --jobs 1")
     assert code == 1 and "diverged" in err.splitlines()[-1] and "fedavg " in out
-    assert len(Store(tmp_path / "results").load()) == 2
+    assert len(Store(tmp_path / "results").load()) == 4
 
 
 def test_jobs_run_in_processes_of_one_thread(call, tiny_table, tmp_path):
     code, _, err = call("reproduce client2vec/table9 --jobs 2")
     results = Store(tmp_path / "results").load()
-    assert code == 0 and len(results) == 4, err
+    assert code == 0 and len(results) == 8, err
     assert {r["versions"]["threads"] for r in results} == {1}
 
 

@@ -196,8 +196,10 @@ def test_it_is_made_once(world, monkeypatch):
     federation, embeddings = world
     asked = []
     monkeypatch.setattr(module, "embed", lambda *a: asked.append(1) or embeddings)
+    monkeypatch.setattr(module, "embedding_seconds", lambda *a: 2.0)
     spec = IndexSpec(**{**SMALL, "epochs": 1})
     first = client_index(federation, spec)
+    assert first.info["seconds"] == 2.0 + first.info["training_seconds"] > 2.0
     assert client_index(federation, spec) is first and len(asked) == 1
     assert client_index(federation.to("cpu"), spec) is first
     renamed = dataclasses.replace(federation, class_names=("w", "x", "y", "z"))
@@ -207,6 +209,7 @@ def test_it_is_made_once(world, monkeypatch):
 def test_it_is_kept_on_disk_if_asked(world, monkeypatch, tmp_path):
     federation, embeddings = world
     monkeypatch.setattr(module, "embed", lambda *a: embeddings)
+    monkeypatch.setattr(module, "embedding_seconds", lambda *a: 2.0)
     monkeypatch.setattr(module, "CACHE", Cache(directory=tmp_path))
     monkeypatch.setattr("fedbook.models.clip.image_text_encoder", lambda name: type("E", (), {"fingerprint": "f"}))
     first = client_index(federation, **{**SMALL, "epochs": 1})

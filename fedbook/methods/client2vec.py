@@ -104,6 +104,7 @@ class SampleBySimilarity(Uniform):
     index: Index = field(default_factory=IndexSpec)
     tau: float | None = 1.0
     part: str = "both"
+    matrix: bool = False  # log the cosines of all pairs too, for heat maps
 
     def __post_init__(self) -> None:
         if self.tau is not None and not self.tau > 0:
@@ -116,6 +117,9 @@ class SampleBySimilarity(Uniform):
     def init(self, federation: Federation, model: nn.Module) -> State:
         state, index = _start(self.index, federation, self.part)
         log: State = {"index_seconds": index.info["seconds"]}
+        if self.matrix:
+            parts = ("both", "feature") if index.label is not None else ("feature",)
+            log["similarity"] = {p: [[round(v, 3) for v in row] for row in index.cosines(p).tolist()] for p in parts}
         if 1 < federation.num_types < len(federation):
             log |= index.quality([c.type for c in federation.clients], federation.type_names)
         return {**state, "recent": [], "log": log}
@@ -342,8 +346,9 @@ def client2vec(
 ) -> Method:
     """A method with (i) `sampling`, (ii) `aggregation` and (iii) `local` training improved.
 
-    `base` is a name, with its `options`, or a method. `index_epochs`, `index_limit`, ... go to `IndexSpec`, unless an
-    `index` is given. `case_studies` may name the three instead: "i+ii", or "index" to make an index and use it nowhere.
+    `base` is a name, with its `options`, or a method; options of the base that client2vec has too are written
+    `base_tau`, `base_weight`. `index_epochs`, `index_limit`, ... go to `IndexSpec`, unless an `index` is given.
+    `case_studies` may name the three instead: "i+ii", or "index" to make an index, log it and use it nowhere.
     """
     from fedbook import methods
 
@@ -356,6 +361,7 @@ def client2vec(
         raise FedbookError(f"an index was given, and options {sorted(made)} to make one", "leave one of them out")
     if isinstance(base, Method) and options:
         raise FedbookError(f"a ready method was given, and options {sorted(options)}", "set them in the method")
+    options = {k.removeprefix("base_"): v for k, v in options.items()}
     method = base if isinstance(base, Method) else methods.get(base, **options)
 
     if case_studies is not None:
@@ -379,7 +385,8 @@ def client2vec(
     w = weight if weight is not None else 1.0 if federated else 5.0
     changes: dict[str, Any] = {"name": f"client2vec({method.name})"}
     if not by_weights:
-        changes["sample"] = SampleBySimilarity(method.sample.participation, index, heat if sampling else None, part)
+        used, matrix = heat if sampling else None, case_studies == "index"
+        changes["sample"] = SampleBySimilarity(method.sample.participation, index, used, part, matrix)
     if aggregation:
         prior = BySize() if isinstance(method.weigh, Equal) else method.weigh
         changes["weigh"] = WeighBySimilarity(index, gamma, lam1, part, prior)

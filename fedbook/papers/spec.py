@@ -138,7 +138,15 @@ class Spec:
 
     @cached_property
     def _built(self) -> tuple[bool, ...]:
-        return tuple(self.counted(r) or any(self.experiment(r, s, 0) is not None for s in SCALES) for r in self.rows)
+        def ready(r: Row) -> bool:
+            return self.counted(r) or r.metric in self._derived or any(self.experiment(r, s, 0) for s in SCALES)
+
+        return tuple(ready(r) for r in self.rows)
+
+    @property
+    def _derived(self) -> dict[str, Callable[[Spec, Row, Sequence[Run]], list[tuple[int, float]]]]:
+        """Metrics that follow from several runs, as a paper's DERIVED says: `f(spec, row, runs) -> [(seed, value)]`."""
+        return getattr(self.module, "DERIVED", {})
 
     @property
     def built(self) -> str:
@@ -167,6 +175,8 @@ class Spec:
         if self.counted(row):
             assert self.count is not None
             return [(0, self.count(row) * FACTOR.get(row.unit, 1.0))]
+        if row.metric in self._derived:
+            return [(s, v * FACTOR.get(row.unit, 1.0)) for s, v in self._derived[row.metric](self, row, runs)]
         tag, out = (row.setting, row.method), []
         for run in runs:
             if run.result is not None and (run.row.setting, run.row.method) == tag:
