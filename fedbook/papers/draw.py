@@ -256,7 +256,8 @@ def by_prompt_rate(spec: Spec, runs: list[Run]) -> Drawn:
     said = []
     for ax, label in zip(axes, ("accuracy (%)", "cosine of clients' prompts")):
         for method in dict.fromkeys(r.row.method for r in done):
-            look, found = plots.look(method), {}
+            look = plots.look(method)
+            found: dict[int, list[float]] = {}
             for r in done:
                 if r.row.method == method:
                     similarity = _metric(r)["extra"]["update"].get("shared_prompt_similarity", np.nan)
