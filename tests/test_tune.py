@@ -7,7 +7,7 @@ import pytest
 from fedbook import data
 from fedbook.errors import FedbookError
 from fedbook.federation import federate
-from fedbook.papers import fedgcr, fgpt, tune
+from fedbook.papers import client2vec, fedgcr, fgpt, tune
 from fedbook.results import Store
 
 
@@ -75,7 +75,7 @@ def test_no_sample_left_is_said():
         federate(data.load("digits5_offline"), "by_domain", "unused", sizes="equal")
 
 
-@pytest.mark.parametrize("paper", [fedgcr, fgpt], ids=["fedgcr", "fgpt"])
+@pytest.mark.parametrize("paper", [fedgcr, fgpt, client2vec], ids=["fedgcr", "fgpt", "client2vec"])
 def test_what_was_chosen_is_what_is_used(paper):
     """The stored trials decide; a hand-edited number in SCALES would not pass."""
     tried = tune.scores(paper, "laptop", Store().keys())
