@@ -8,7 +8,14 @@ from typing import Any
 
 from fedbook.experiment import Experiment
 from fedbook.papers.draw import learning_curves
-from fedbook.papers.draw_client2vec import domain_map, epochs_and_aggregation, index_maps, ladder, sweeps
+from fedbook.papers.draw_client2vec import (
+    domain_map,
+    epochs_and_aggregation,
+    index_maps,
+    ladder,
+    local_training,
+    sweeps,
+)
 from fedbook.papers.spec import Figure, Row, Run, Spec, lookup, read_rows
 from fedbook.papers.tune import Grid
 
@@ -36,7 +43,7 @@ SCALES: dict[str, dict[str, Any]] = {
     "laptop": {
         "seeds": 3,
         "seeds_of": dict.fromkeys((f"table{n}" for n in range(2, 10)), 1)
-        | dict.fromkeys((f"fig{n}" for n in (2, 4, 5, 7, 8, 9)), 1),
+        | dict.fromkeys((f"fig{n}" for n in (2, 4, 5, 7, 8, 9)), 1),  # the study `local` has three
         "rounds": 30,
         "evaluate_every": 3,
         "data": {
@@ -58,6 +65,7 @@ SCALES: dict[str, dict[str, Any]] = {
         "moon": {"lr": 0.1, "mu": 1.0},
         "fedlc": {"lr": 0.1, "tau": 0.5},
         "fediir": {"lr": 0.1, "penalty": 0.001},
+        "client2vec": {"lr": 0.1, "weight": 1.0},  # these seven: see GRID
         "local": {**SGD, "lr": 1e-1, "epochs": 2, "batch_size": 20},
         "times_lr": {"shakespeare": 10},
         "index": {"index_ffn": 64, "index_limit": 32, "index_samples": 16},
@@ -85,7 +93,7 @@ SCALES: dict[str, dict[str, Any]] = {
 METRICS = {"accuracy": "best"}
 METRICS |= {n: f"extra.sample.{n}" for n in ("within_similarity", "across_similarity", "nearest_domain_accuracy")}
 NETWORKS = {"cifar10": "resnet18", "domainnet": "mobilenet_v2", "shakespeare": "lstm"}
-OPTIONS = {n: n for n in ("strategy", "case_studies", "variant", "tau", "weight")}
+OPTIONS = {n: n for n in ("strategy", "case_studies", "variant", "tau", "weight", "detach")}
 OPTIONS |= {"epochs": "index_epochs", "projection": "index_projection"}
 # What need not be said again, so that a sweep shares its usual point with the main table.
 USUAL = {"variant": "client2vec", "index_projection": "linear"}
@@ -96,7 +104,8 @@ IMPOSSIBLE |= {("omit_orthogonal_regularization", "i"), ("omit_orthogonal_regula
 OURS = {"tau", "weight"}  # options that client2vec has itself: a base algorithm's are passed on as base_...
 
 # How hyper-parameters are chosen (fedbook tune client2vec): for every base algorithm four trials, two learning rates
-# with its own knob as first listed, then two more values of the knob at the best rate; FedAvg tries two more rates.
+# with its own knob as first listed, then two more values of the knob at the best rate; FedAvg tries two more rates. The
+# same for Client2Vec's weight of (iii): all three studies on FedAvg, GLOBAL index; only the weight is used elsewhere.
 GRID = Grid(
     on=({"dataset": "cifar10"}, {"dataset": "domainnet"}),
     lr=(5e-2, 1e-1),
@@ -108,9 +117,35 @@ GRID = Grid(
         "moon": ("mu", (1.0, 0.1, 5.0)),
         "fedlc": ("tau", (1.0, 0.1, 0.5)),
         "fediir": ("penalty", (1e-3, 1e-2, 1e-1)),
+        "client2vec": ("weight", (1.0, 5.0, 0.2)),
     },
     score="avg_client",
 )
+
+# Own study: what of (iii) as printed stops the learning, one change at a time.
+LOCAL: dict[str, dict[str, Any]] = {
+    "without (iii)": {"case_studies": "none"},
+    "printed, w = 5": {"weight": 5.0},
+    "w = 1": {"weight": 1.0},
+    "w = 0.2": {"weight": 0.2},
+    "w = 5, KL alone": {"weight": 5.0, "variant": "omit_orthogonal_regularization"},
+    "w = 5, KL detached": {"weight": 5.0, "detach": True},
+}
+
+
+def local_rows() -> tuple[Row, ...]:
+    """(iii) alone on FedAvg, GLOBAL index."""
+    base = {"strategy": "global", "case_studies": "iii"}
+    return tuple(
+        Row(
+            {"dataset": d, "change": name} | (change if name.startswith("without") else base | change),
+            "fedavg",
+            "accuracy",
+            "percent",
+        )
+        for d in ("cifar10", "domainnet")
+        for name, change in LOCAL.items()
+    )
 
 
 def experiment(row: Row, scale: dict[str, Any], seed: int) -> Experiment | None:
@@ -132,6 +167,10 @@ def experiment(row: Row, scale: dict[str, Any], seed: int) -> Experiment | None:
         if (row["variant"], row["case_studies"]) in IMPOSSIBLE:
             return None
         options = {"strategy": "global", "case_studies": "i+ii+iii"}
+        own = dict(scale.get("client2vec", {}))
+        lr = own.pop("lr", method["lr"])
+        method["lr"] = lr if row.method == "client2vec" else method["lr"]
+        options |= own if "iii" in (row["case_studies"] or "iii") else {}
         options |= {name: row[o] for o, name in OPTIONS.items() if row[o] is not None}
         usual = USUAL | USUAL_OF[options["strategy"]]
         options = {k: v for k, v in options.items() if v != usual.get(k)}
@@ -232,6 +271,7 @@ FIGURES = {
         index_maps,
     ),
     "fig8": Figure(index_rows(SIMILAR, strategy=("global",), projection=("linear", "mlp")), index_maps),
+    "local": Figure(local_rows(), local_training, "Own study: what of case study (iii) stops the learning"),
     "fig9": Figure(
         tuple(
             row

@@ -186,3 +186,26 @@ def epochs_and_aggregation(spec: Spec, runs: list[Run]) -> Drawn:
         told += _lines(ax, spec, rest, "case_studies", dataset, "global", "+{} alone")
     return _finish(fig, axes, spec, runs, told, "Accuracy in percent against index epochs, and with improved "
                    "aggregation alone, line per algorithm.")  # fmt: skip
+
+
+def local_training(spec: Spec, runs: list[Run]) -> Drawn:
+    """Accuracy of FedAvg with (iii) changed in one thing at a time."""
+    from fedbook import plots
+
+    found: dict[str, dict[str, list[float]]] = {}
+    for run in runs:
+        if run.result is not None:
+            here = found.setdefault(run.experiment.dataset["name"], {})
+            here.setdefault(run.row["change"], []).append(100 * _metric(run)["best"])
+    fig, axes = plots.panels(len(found))
+    told = []
+    for ax, (dataset, changes) in zip(axes, found.items()):
+        names, values = list(changes)[::-1], list(changes.values())[::-1]
+        means, spread = [float(np.mean(v)) for v in values], [float(np.std(v)) for v in values]
+        colour = [plots.BLACK if n.startswith("without") else plots.ORANGE for n in names]
+        ax.barh(range(len(names)), means, xerr=spread, color=colour)
+        ax.set_yticks(range(len(names)), names)
+        ax.set(title=dataset, xlabel="best accuracy (%)")
+        told += [f"{dataset}, {n}: {m:.1f}" for n, m in zip(names[::-1], means[::-1])]
+    fig.suptitle(_title(spec, runs), fontsize=8)
+    return fig, "FedAvg with case study (iii) alone. " + "; ".join(told) + "."
