@@ -1,8 +1,8 @@
 """GRP-FED (2021): Table 1 and Figures 1, 3, 4, 5. Long-tailed clients; a fair global model and personal ones.
 
-Laptop scale keeps all 46 patients and all 50 clients, twelve of which take part in a round (Algorithm 1 draws some, the
-paper does not say how many). A patient has at most 60 training beats of a class, a beat 120 values; the images are of
-16 x 16 pixels, 4,000 in all. The printed q_0 = 10 lets one client make up the mean, so Table 1 has the power chosen on
+Laptop scale keeps all 46 patients and all 50 clients, 16 of which take part in a round (Algorithm 1 draws some, the
+paper does not say how many). A patient has at most 40 training beats of a class, a beat 90 values; the images are of
+16 x 16 pixels, 3,200 in all. The printed q_0 = 10 lets one client make up the mean, so Table 1 has the power chosen on
 validation data, for q-FFL and GRP-FED from the same list, and the printed one is a study of its own (`printed`).
 """
 
@@ -21,14 +21,14 @@ LONG_TAIL = {"name": "long_tail", "rho": 0.7, "tau": 0.5}
 PATIENTS = {"name": "by_group", "test": "domain"}  # one client per patient, tested on that patient's own beats
 POWERS = (1.0, 0.1, 0.5, 2.0, 5.0)  # of q-FFL and GRP-FED
 CHOSEN: dict[str, dict[str, Any]] = {  # at laptop scale, by GRID
-    "local": {"lr": 0.05},
-    "fedavg": {"lr": 0.05},
-    "afl": {"lr": 0.05, "eta_lam": 0.1},
-    "q_ffl": {"lr": 0.05, "q": 1.0},
-    "per_fedavg": {"lr": 0.05, "alpha": 0.01},
-    "pfedme": {"lr": 0.05, "personal_lr": 0.05},
-    "lg_fedavg": {"lr": 0.05},
-    "grp_fed": {"lr": 0.05, "q": 1.0},
+    "local": {"lr": 0.1},
+    "fedavg": {"lr": 0.1},
+    "afl": {"lr": 0.1, "eta_lam": 0.1},
+    "q_ffl": {"lr": 0.1, "q": 1.0},
+    "per_fedavg": {"lr": 0.1, "alpha": 0.01},
+    "pfedme": {"lr": 0.1, "personal_lr": 0.05},
+    "lg_fedavg": {"lr": 0.1},
+    "grp_fed": {"lr": 0.1, "q": 1.0},
 }
 SCALES: dict[str, dict[str, Any]] = {
     "smoke": {
@@ -50,19 +50,19 @@ SCALES: dict[str, dict[str, Any]] = {
         "rounds": 60,
         "evaluate_every": 6,
         "data": {
-            "mit_bih": {"name": "mitbih", "limit": 60, "length": 120},
+            "mit_bih": {"name": "mitbih", "limit": 40, "length": 90},
             "cifar10": {"name": "cifar10", "size": 16},
         },
         "partition": {
             "mit_bih": PATIENTS,
-            "cifar10": {**LONG_TAIL, "clients": 50, "total": 4000, "limit": [5000, 80]},
+            "cifar10": {**LONG_TAIL, "clients": 50, "total": 3200, "limit": [5000, 60]},
         },
         "model": {
             "mit_bih": {"name": "ecg_resnet", "width": 16, "norm": "group", "hidden": 32},
             "cifar10": {"name": "resnet_gn", "width": 8, "hidden": 32},
         },
-        "local": {**SGD, "lr": 5e-2, "epochs": 1, "batch_size": 32, "participation": 12},
-        "fixed": {"pfedme": {"lam": 5.0, "steps": 3}},  # with the authors' lam, lr above 1 / 15 would be refused
+        "local": {**SGD, "lr": 1e-1, "epochs": 1, "participation": 16},
+        "fixed": {"pfedme": {"lam": 5.0, "steps": 2}},  # lr * lam must not exceed 1; K = 5 would double its cost
         **CHOSEN,
     },
     "paper": {
@@ -86,8 +86,8 @@ ALL = ("local", "fedavg", "afl", "q_ffl", "per_fedavg", "pfedme", "lg_fedavg", "
 # without one tries four more rates. The score is the mean of T_g and T_l on the last fifth of the training beats.
 GRID = Grid(
     on=({"dataset": "mit_bih"},),
-    lr=(3e-2, 1e-1),
-    more_lr=(1e-2, 2e-2, 5e-2, 1.5e-1),
+    lr=(5e-2, 1.5e-1),
+    more_lr=(2e-2, 1e-1, 2e-1, 3e-1),
     knobs={
         "local": None,
         "fedavg": None,
@@ -166,7 +166,7 @@ FIGURES = {
             {
                 "q_10_last_epoch": ("grp_fed",),
                 "gan_printed": ("grp_fed",),
-                "random_split": ("fedavg", "lg_fedavg", "grp_fed"),
+                "random_split": ("fedavg", "lg_fedavg"),
             }
         ),
         switched,
