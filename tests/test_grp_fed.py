@@ -339,6 +339,10 @@ def test_figures_are_drawn_from_results(id):
     measured = {"local": local, "rounds": [1, 2], "curves": curves, "clients": {"f1": [0.2, 0.9, None]}}
     runs = [dataclasses.replace(r, result={"metrics": measured}) for r in spec.runs("smoke")]
     fig, alt = spec.plot(spec, runs)
-    assert len(fig.axes) == {"fig1": 3, "fig3": 2, "fig4": 1, "fig5": 2, "printed": 2}[id] and alt.endswith(".") and len(alt) > 60
+    assert (
+        len(fig.axes) == {"fig1": 3, "fig3": 2, "fig4": 1, "fig5": 2, "printed": 2}[id]
+        and alt.endswith(".")
+        and len(alt) > 60
+    )
     assert "not comparable" in fig.get_suptitle()
     plt.close(fig)

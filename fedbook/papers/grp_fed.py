@@ -1,9 +1,11 @@
 """GRP-FED (2021): Table 1 and Figures 1, 3, 4, 5. Long-tailed clients; a fair global model and personal ones.
 
-Laptop scale keeps all 46 patients and all 50 clients, 16 of which take part in a round (Algorithm 1 draws some, the
+Laptop scale keeps all 46 patients and all 50 clients, 24 of which take part in a round (Algorithm 1 draws some, the
 paper does not say how many). A patient has at most 40 training beats of a class, a beat 90 values; the images are of
-16 x 16 pixels, 3,200 in all. The printed q_0 = 10 lets one client make up the mean, so Table 1 has the power chosen on
-validation data, for q-FFL and GRP-FED from the same list, and the printed one is a study of its own (`printed`).
+16 x 16 pixels, 3,200 in all, and their network is two convolutions: a ResNet-8 with GroupNorm hardly left chance
+(T_g 0.12 against 0.33 of FedAvg) in as much time. The printed q_0 = 10 lets one client make up the mean, so Table 1 has
+the power chosen on validation data, for q-FFL and GRP-FED from the same list, and the printed one is a study of its own
+(`printed`).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from fedbook.papers.tune import Grid
 SGD = {"optimizer": "sgd", "momentum": 0.9, "epochs": 5, "batch_size": 64, "lr": 5e-3}
 LONG_TAIL = {"name": "long_tail", "rho": 0.7, "tau": 0.5}
 PATIENTS = {"name": "by_group", "test": "domain"}  # one client per patient, tested on that patient's own beats
+STEPS = {"lr", "personal_lr", "alpha"}
 POWERS = (1.0, 0.1, 0.5, 2.0, 5.0)  # of q-FFL and GRP-FED
 CHOSEN: dict[str, dict[str, Any]] = {  # at laptop scale, by GRID
     "local": {"lr": 0.1},
@@ -41,14 +44,14 @@ SCALES: dict[str, dict[str, Any]] = {
             "mit_bih": {"name": "ecg_resnet", "width": 8, "norm": "group", "hidden": 16},
             "cifar10": {"name": "cnn", "width": 8, "hidden": 32},
         },
-        "local": {**SGD, "lr": 5e-2, "epochs": 2},
+        "training": {**SGD, "lr": 5e-2, "epochs": 2},
         "q_ffl": {"q": 10.0},
     },
     "laptop": {
         "seeds": 3,
         "seeds_of": {"fig4": 1, "choices": 1},
-        "rounds": 60,
-        "evaluate_every": 6,
+        "rounds": 40,
+        "evaluate_every": 4,
         "data": {
             "mit_bih": {"name": "mitbih", "limit": 40, "length": 90},
             "cifar10": {"name": "cifar10", "size": 16},
@@ -59,9 +62,11 @@ SCALES: dict[str, dict[str, Any]] = {
         },
         "model": {
             "mit_bih": {"name": "ecg_resnet", "width": 16, "norm": "group", "hidden": 32},
-            "cifar10": {"name": "resnet_gn", "width": 8, "hidden": 32},
+            "cifar10": {"name": "cnn", "width": 16, "hidden": 64},
         },
-        "local": {**SGD, "lr": 1e-1, "epochs": 1, "participation": 16},
+        "training": {**SGD, "lr": 1e-1, "epochs": 1, "batch_size": 32, "participation": 24},
+        "training_of": {"cifar10": {"batch_size": 16}},
+        "step_of": {"cifar10": 0.3},  # a network without normalisation bears less than the rates chosen on MIT-BIH
         "fixed": {"pfedme": {"lam": 5.0, "steps": 2}},  # lr * lam must not exceed 1; K = 5 would double its cost
         **CHOSEN,
     },
@@ -71,7 +76,7 @@ SCALES: dict[str, dict[str, Any]] = {
         "data": {"mit_bih": {"name": "mitbih"}, "cifar10": {"name": "cifar10"}},
         "partition": {"mit_bih": PATIENTS, "cifar10": {**LONG_TAIL, "clients": 50}},
         "model": {"mit_bih": {"name": "ecg_resnet"}, "cifar10": {"name": "resnet32"}},
-        "local": SGD,
+        "training": SGD,
         "q_ffl": {"q": 10.0},
     },
 }
@@ -86,8 +91,8 @@ ALL = ("local", "fedavg", "afl", "q_ffl", "per_fedavg", "pfedme", "lg_fedavg", "
 # without one tries four more rates. The score is the mean of T_g and T_l on the last fifth of the training beats.
 GRID = Grid(
     on=({"dataset": "mit_bih"},),
-    lr=(5e-2, 1.5e-1),
-    more_lr=(2e-2, 1e-1, 2e-1, 3e-1),
+    lr=(5e-2, 1e-1),
+    more_lr=(1e-2, 2e-2, 1.5e-1, 2e-1),
     knobs={
         "local": None,
         "fedavg": None,
@@ -115,8 +120,10 @@ def experiment(row: Row, scale: dict[str, Any], seed: int) -> Experiment | None:
     dataset = row["dataset"]
     if dataset not in scale["data"]:
         return None
-    method = {"name": row.method} | scale["local"] | scale.get("fixed", {}).get(row.method, {})
-    method |= scale.get(row.method, {})
+    method = {"name": row.method} | scale["training"] | scale.get("fixed", {}).get(row.method, {})
+    method |= scale.get("training_of", {}).get(dataset, {}) | scale.get(row.method, {})
+    for name in STEPS & set(method):
+        method[name] = round(method[name] * scale.get("step_of", {}).get(dataset, 1), 6)
     data = scale["data"][dataset]
     if row["change"] and row["on"]:
         of_method, of_data = STUDY[row["change"]]
