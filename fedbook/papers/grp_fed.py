@@ -38,14 +38,18 @@ SCALES: dict[str, dict[str, Any]] = {
         "seeds": 1,
         "rounds": 6,
         "evaluate_every": 2,
-        "data": {"mit_bih": {"name": "ecg_offline"}, "cifar10": {"name": "digits5_offline", "size": 16}},
+        "data": {
+            "mit_bih": {"name": "ecg_offline", "patients": 8, "length": 60},
+            "cifar10": {"name": "digits5_offline", "size": 16},
+        },
         "partition": {"mit_bih": PATIENTS, "cifar10": {**LONG_TAIL, "clients": 10, "total": 1500}},
         "model": {
             "mit_bih": {"name": "ecg_resnet", "width": 8, "norm": "group", "hidden": 16},
             "cifar10": {"name": "cnn", "width": 8, "hidden": 32},
         },
-        "training": {**SGD, "lr": 5e-2, "epochs": 2},
+        "training": {**SGD, "lr": 5e-2, "epochs": 2, "batch_size": 16},
         "q_ffl": {"q": 10.0},
+        "grp_fed": {"q": 1.0},
     },
     "laptop": {
         "seeds": 3,
