@@ -313,7 +313,7 @@ class Federation:
             if not len(p):
                 raise FedbookError(f"client {i} has no training sample", "lower the number of clients")
         types = [int(torch.bincount(dataset.domain[p]).argmax()) for p in parts]
-        rows = dataset.test
+        rows: Any = dataset.test
         if isinstance(test, str) and test.startswith("unused"):
             left = np.setdiff1d(np.asarray(dataset.train), np.concatenate([np.asarray(p) for p in parts]))
             rows = torch.from_numpy(np.random.default_rng(seed).permutation(left))
