@@ -105,10 +105,16 @@ class Experiment:
             evaluate_every=self.evaluate_every,
             quiet=quiet,
         )
-        run.run()
+        resumed, losses = len(run.records), []
+        for i, record in enumerate(run):
+            if self.local_tests and record.test_acc is not None:
+                losses.append(global_losses(run) if i >= resumed else [math.nan])
         measured = measure(run, self.tail)
         if self.local_tests:
             measured["local"] = local_tests(run)
+            if losses:  # there is a global model
+                measured["curves"]["global_loss_mean"] = [sum(found) / len(found) for found in losses]
+                measured["curves"]["global_loss_max"] = [max(found) for found in losses]
         if self.type_tests:
             measured["types"] = type_tests(run)
         if others is not None:
@@ -180,12 +186,21 @@ def measure(run: Simulation, tail: int = 1) -> dict[str, Any]:
     }
 
 
+def global_losses(run: Simulation) -> list[float]:
+    """The global model's mean loss on every client's training samples, whether it took part or not."""
+    from fedbook.rounds import evaluate
+
+    run.load(run.params)
+    return evaluate(run.model, run.federation, None, "train", run.device, run.extra).loss
+
+
 def local_tests(run: Simulation) -> dict[str, Any]:
     """GRP-FED's T_g, T_p, T_r, T_l in macro-F1, on everybody's test samples together and on each client's own.
 
     A method without a global model is tested globally by the ensemble of its clients' models (mean probabilities).
     `near` and `far` are the same four for two clients, those whose class mix is nearest to and farthest from that of
     all (total variation); their t_g is the global model's score on the client's own test samples.
+    `effective_clients` is 1 / sum of the squared weights, the mean over rounds.
     """
     import torch
 
@@ -220,6 +235,7 @@ def local_tests(run: Simulation) -> dict[str, Any]:
     best, worst = max(own[i] for i in tested), min(own[i] for i in tested)
     out: dict[str, Any] = {"t_g": t_g, "best_client": best, "worst_client": worst}
     out |= metrics.local_tests([own[i] for i in tested], [everywhere[i] for i in tested])
+    out["effective_clients"] = sum(1 / sum(w * w for w in r.weights) for r in run.records) / len(run.records)
 
     counts = torch.stack([federation.class_counts(c) for c in federation.clients]).double().cpu()
     apart = (counts / counts.sum(1, keepdim=True) - counts.sum(0) / counts.sum()).abs().sum(1) / 2

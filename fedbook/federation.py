@@ -178,16 +178,23 @@ class Federation:
             dataclasses.replace(self, clients=tuple(c for c in self.clients if c.id in held)),
         )
 
-    def validation(self, fraction: float = 0.2, seed: int = 0) -> Federation:
-        """For choosing hyper-parameters: every client is tested on samples held out of its own training set."""
+    def validation(self, fraction: float = 0.2, seed: int = 0, last: bool = False) -> Federation:
+        """For choosing hyper-parameters: every client is tested on samples held out of its own training set.
+
+        They are drawn at random, or with `last` are the last ones, as a recording has to be divided.
+        """
         if not 0 < fraction < 1:
             raise FedbookError(f"the validation fraction must lie between 0 and 1, got {fraction}", "try 0.2")
         clients = []
         for c in self.clients:
-            order = torch.from_numpy(np.random.default_rng([seed, c.id]).permutation(len(c.train)))
+            if last:
+                order = torch.arange(len(c.train)).flip(0)
+            else:
+                order = torch.from_numpy(np.random.default_rng([seed, c.id]).permutation(len(c.train)))
             held = min(max(1, round(fraction * len(order))), len(order) - 1)
             clients.append(dataclasses.replace(c, train=c.train[order[held:]], test=c.train[order[:held]]))
-        note = {**self.provenance, "validation": {"fraction": fraction, "seed": seed}}
+        how = {"fraction": fraction} | ({"last": True} if last else {"seed": seed})
+        note = {**self.provenance, "validation": how}
         return dataclasses.replace(self, clients=tuple(clients), provenance=note)
 
     # -- looking at it --------------------------------------------------------------------------------------------
@@ -306,7 +313,7 @@ class Federation:
             if not len(p):
                 raise FedbookError(f"client {i} has no training sample", "lower the number of clients")
         types = [int(torch.bincount(dataset.domain[p]).argmax()) for p in parts]
-        rows = dataset.test
+        rows: Any = dataset.test
         if isinstance(test, str) and test.startswith("unused"):
             left = np.setdiff1d(np.asarray(dataset.train), np.concatenate([np.asarray(p) for p in parts]))
             rows = np.random.default_rng(seed).permutation(left)
@@ -407,7 +414,8 @@ def federate(
         federate(load("cifar10"), "dirichlet", clients=100, alpha=0.1)
 
     Unless told otherwise a client is tested on its domain's test set (`by_domain`) or on its own class mix. `limit` is
-    how many training and test samples of each class are used at most, drawn at random: `limit=(100, 20)`.
+    how many training and test samples of each class are used at most, drawn at random: `limit=(100, 20)`. Where the
+    clients hold all training samples, `test="held_out"` takes the last fifth of each one's for validation.
     """
     from fedbook.data import partition
 
@@ -420,4 +428,7 @@ def federate(
         rows, of_test = rows[partition.at_most(dataset.y[rows], limit[0], seed)], limit[1]
     parts = partition.split(dataset, rows, how, seed=seed, **options)
     test = test or ("domain" if how == "by_domain" else "match")
+    if test == "held_out":
+        none = [np.empty(0, np.int64)] * len(parts)
+        return Federation.from_dataset(dataset, parts, none, {**note, "test": test}, seed).validation(last=True)
     return Federation.from_dataset(dataset, parts, test, note, seed, of_test)

@@ -313,7 +313,18 @@ def test_smoke_needs_no_download_and_figures_use_the_runs_of_the_table():
             assert e.method["q"] == 10
 
 
-@pytest.mark.parametrize("id", ["fig1", "fig3", "fig4", "fig5"])
+def test_studies_change_one_thing_each():
+    table = {r.experiment.key for r in papers.get("grp_fed/table1").runs("laptop")}
+    for id in ("printed", "choices"):
+        spec = papers.get(f"grp_fed/{id}")
+        assert spec.built == "yes" and spec.kind == "study"
+        for r in spec.runs("laptop"):
+            assert (r.experiment.key in table) != bool(r.row["on"]), "without the change it is the run of Table 1"
+            r.experiment.build_method()
+    assert all(r.experiment.method["q"] == 10 for r in papers.get("grp_fed/printed").runs("laptop") if r.row["on"])
+
+
+@pytest.mark.parametrize("id", ["fig1", "fig3", "fig4", "fig5", "printed"])
 def test_figures_are_drawn_from_results(id):
     import matplotlib
 
@@ -321,13 +332,17 @@ def test_figures_are_drawn_from_results(id):
     import matplotlib.pyplot as plt
 
     spec = papers.get(f"grp_fed/{id}")
-    scores = {"t_g": 0.5, "t_p": 0.7, "t_r": 0.4, "t_l": 0.5}
+    scores = {"t_g": 0.5, "t_p": 0.7, "t_r": 0.4, "t_l": 0.5, "effective_clients": 2.0}
     counts = [[30, 2, i] for i in range(1, 9)]
     local = {**scores, "near": {"client": 1, **scores}, "far": {"client": 7, **scores}, "class_counts": counts}
-    curves = {"train_loss_mean": [1.0, 0.5], "train_loss_max": [2.0, 1.5]}
+    curves = {"global_loss_mean": [1.0, 0.5], "global_loss_max": [2.0, 1.5]}
     measured = {"local": local, "rounds": [1, 2], "curves": curves, "clients": {"f1": [0.2, 0.9, None]}}
     runs = [dataclasses.replace(r, result={"metrics": measured}) for r in spec.runs("smoke")]
     fig, alt = spec.plot(spec, runs)
-    assert len(fig.axes) == {"fig1": 3, "fig3": 2, "fig4": 1, "fig5": 2}[id] and alt.endswith(".") and len(alt) > 60
+    assert (
+        len(fig.axes) == {"fig1": 3, "fig3": 2, "fig4": 1, "fig5": 2, "printed": 2}[id]
+        and alt.endswith(".")
+        and len(alt) > 60
+    )
     assert "not comparable" in fig.get_suptitle()
     plt.close(fig)

@@ -7,7 +7,7 @@ import pytest
 from fedbook import data
 from fedbook.errors import FedbookError
 from fedbook.federation import federate
-from fedbook.papers import client2vec, fedgcr, fgpt, tune
+from fedbook.papers import client2vec, fedgcr, fgpt, grp_fed, tune
 from fedbook.results import Store
 
 
@@ -68,6 +68,33 @@ def test_a_trial_on_class_mixes_never_sees_a_test_sample():
     assert set(held) <= set(dataset.train.tolist()) and not set(held) & trained
     for c in fed.clients:
         assert set(dataset.y[c.test].tolist()) <= set(dataset.y[c.train].tolist())
+
+
+def test_who_holds_everything_gives_up_the_last_fifth():
+    e = tune.trial(grp_fed, "laptop", "grp_fed", {"lr": 0.01, "q": 0.5}, grp_fed.GRID.on[0])
+    assert e.partition["test"] == "held_out" and e.rounds == e.evaluate_every == 16
+    dataset = data.load("ecg_offline")
+    fed, whole = federate(dataset, "by_group", "held_out"), federate(dataset, "by_group", "domain")
+    for c, before in zip(fed.clients, whole.clients):
+        assert sorted([*c.train.tolist(), *c.test.tolist()]) == before.train.tolist()
+        assert len(c.test) == round(0.2 * len(before.train)) and int(c.test.min()) > int(c.train.max()), "in time order"
+
+
+def test_a_score_of_several_metrics_is_their_mean():
+    assert fedgcr.GRID.metrics == ("avg_type",) and grp_fed.GRID.metrics == ("local.t_g", "local.t_l")
+    found = {}
+    for options in grp_fed.GRID.first("fedavg"):
+        e = tune.trial(grp_fed, "laptop", "fedavg", options, grp_fed.GRID.on[0])
+        found[e.key] = {"metrics": {"local": {"t_g": options["lr"], "t_l": 3 * options["lr"]}}}
+    tried = tune.scores(grp_fed, "laptop", found)
+    assert [score for _, score in tried["fedavg"]] == pytest.approx([2 * o["lr"] for o in grp_fed.GRID.first("fedavg")])
+    assert not tried["grp_fed"]
+
+
+def test_grp_fed_gives_every_method_six_trials_and_both_powers_one_list():
+    grid = grp_fed.GRID
+    assert {len(grid.first(m) + grid.second(m, {})) for m in grp_fed.ALL} == {6}
+    assert grid.knobs["q_ffl"] == grid.knobs["grp_fed"]
 
 
 def test_no_sample_left_is_said():

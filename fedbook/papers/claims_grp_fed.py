@@ -56,7 +56,7 @@ def halves(cells):
     "GRP-FED's highest client loss ends lowest and still falls, q-FFL's turns up, FedAvg's stays high (Figure 3)",
 )
 def grp6(t: Numbers) -> Iterator[Check]:
-    curves = {m: t.curve("fig3", m, "train_loss_max") for m in ("grp_fed", "q_ffl", "afl", "fedavg")}
+    curves = {m: t.curve("fig3", m, "global_loss_max") for m in ("grp_fed", "q_ffl", "afl", "fedavg")}
     end = {m: None if c is None else sum(c[-3:]) / len(c[-3:]) for m, c in curves.items()}
     middle = {m: None if c is None else min(c[len(c) // 2 : -3] or c) for m, c in curves.items()}
     for m in ("q_ffl", "afl", "fedavg"):

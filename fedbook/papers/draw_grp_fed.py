@@ -77,7 +77,7 @@ def mean_and_max_loss(spec: Spec, runs: list[Run]) -> Drawn:
         series: dict[str, list[Any]] = {}
         for r in done:
             assert r.result is not None
-            series.setdefault(r.row.method, []).append(r.result["metrics"]["curves"][f"train_loss_{name}"])
+            series.setdefault(r.row.method, []).append(r.result["metrics"]["curves"][f"global_loss_{name}"])
         assert done[0].result is not None
         plots.curves(series, done[0].result["metrics"]["rounds"], f"{name} training loss of the clients", "", ax)
         ends = (f"{plots.look(m)['label']} {np.mean([s[-1] for s in v]):.2f}" for m, v in series.items())
@@ -130,3 +130,30 @@ def two_clients(spec: Spec, runs: list[Run]) -> Drawn:
     axes[0].legend()
     fig.suptitle(_heading(spec, next(r for r in runs if r.result)), fontsize=8)
     return fig, "Macro-F1 on two clients. " + "; ".join(told) + "."
+
+
+def switched(spec: Spec, runs: list[Run]) -> Drawn:
+    """Own studies: the four tests with a change off (pale) and on, one panel per change and method."""
+    from fedbook import plots
+
+    found: dict[tuple[str, str], dict[int, list[dict[str, Any]]]] = {}
+    for r in runs:
+        if r.result is not None:
+            found.setdefault((r.row["change"], r.row.method), {}).setdefault(r.row["on"], []).append(_local(r))
+    found = {key: sides for key, sides in found.items() if set(sides) == {0, 1}}
+    fig, axes = plots.panels(len(found), width=2.6)
+    told = []
+    for ax, ((change, method), sides) in zip(axes, found.items()):
+        look = plots.look(method)
+        mean = {on: [float(np.mean([x[s] for x in sides[on]])) for s in ("t_g", "t_p", "t_r", "t_l")] for on in (0, 1)}
+        for on in (0, 1):
+            place = np.arange(4) + 0.4 * on - 0.2
+            ax.bar(place, mean[on], 0.4, color=look["color"], alpha=0.35 + 0.65 * on, label=("off", "on")[on])
+        clients = [float(np.mean([x["effective_clients"] for x in sides[on]])) for on in (0, 1)]
+        ax.set_xticks(range(4), ["$T_g$", "$T_p$", "$T_r$", "$T_l$"])
+        ax.set(title=f"{look['label']}: {change.replace('_', ' ')}", ylabel="macro-F1", ylim=(0, 1))
+        ax.legend(title=f"effective clients\n{clients[0]:.1f} / {clients[1]:.1f}", title_fontsize=6, fontsize=6)
+        values = ", ".join(f"{s} {a:.2f} to {b:.2f}" for s, a, b in zip(("T_g", "T_p", "T_r", "T_l"), *mean.values()))
+        told.append(f"{look['label']}, {change}: {values}, effective clients {clients[0]:.1f} to {clients[1]:.1f}")
+    fig.suptitle(_heading(spec, next(r for r in runs if r.result)), fontsize=8)
+    return fig, "What a change does to the four tests. " + "; ".join(told) + "."

@@ -1,11 +1,12 @@
 """Hyper-parameters, chosen once, on validation data, with the same number of trials for every method.
 
 The validation samples are training samples that no client holds (`test="unused"`, or "unused_match" where a client is
-tested on its own class mix), so a trial trains on exactly the
-federation of seed 0 and never touches a test sample. First the learning rates, with the method's own knob as first
-listed; then, at the best of them, the other values of the knob. The score is the mean over the grid's settings of the
-mean accuracy over types. Every trial is a line of `results/<paper>_<scale>_grid.jsonl`; what was chosen is written into
-the paper's `SCALES` by hand, and a test compares the two.
+tested on its own class mix), so a trial trains on exactly the federation of seed 0 and never touches a test sample.
+Where the clients hold all of them (`by_group`), each gives up the last fifth of its own ("held_out"). First the
+learning rates, with the method's own knob as first listed; then, at the best of them, the other values of the knob. The
+score is the mean over the grid's settings of the mean accuracy over types, or of what the grid names. Every trial is a
+line of `results/<paper>_<scale>_grid.jsonl`; what was chosen is written into the paper's `SCALES` by hand, and a test
+compares the two.
 """
 
 from __future__ import annotations
@@ -34,7 +35,12 @@ class Grid:
     lr: tuple[float, ...]
     more_lr: tuple[float, ...]
     knobs: dict[str, Knob | None]
-    score: str = "avg_type"
+    score: str | tuple[str, ...] = "avg_type"  # of several the mean
+    part: float = 1.0  # of a run's rounds, how many a trial lasts
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (self.score,) if isinstance(self.score, str) else self.score
 
     def first(self, method: str) -> list[Options]:
         knob = self.knobs[method]
@@ -51,8 +57,9 @@ def trial(module: ModuleType, scale: str, method: str, options: Options, setting
     """The run of a method with these options on one setting, scored on validation data at its end."""
     base = module.SCALES[scale]
     e = module.experiment(Row(setting, method, ""), {**base, "name": scale, method: options}, 0)
-    test = "unused" if e.partition["name"] == "by_domain" else "unused_match"
-    return dataclasses.replace(e, partition={**e.partition, "test": test}, evaluate_every=e.rounds)
+    test = {"by_domain": "unused", "by_group": "held_out"}.get(e.partition["name"], "unused_match")
+    rounds = max(1, round(module.GRID.part * e.rounds))
+    return dataclasses.replace(e, partition={**e.partition, "test": test}, rounds=rounds, evaluate_every=rounds)
 
 
 def scores(module: ModuleType, scale: str, results: dict[str, Result]) -> dict[str, list[tuple[Options, float]]]:
@@ -65,8 +72,8 @@ def scores(module: ModuleType, scale: str, results: dict[str, Result]) -> dict[s
         def look(options: list[Options], method: str = method, tried: list[tuple[Options, float]] = tried) -> None:
             for o in options:
                 runs = [results.get(trial(module, scale, method, o, s).key) for s in grid.on]
-                values = [lookup(r["metrics"], grid.score) for r in runs if r is not None]
-                if len(values) == len(grid.on) and None not in values:
+                values = [lookup(r["metrics"], name) for r in runs if r is not None for name in grid.metrics]
+                if len(values) == len(grid.on) * len(grid.metrics) and None not in values:
                     tried.append((o, fmean(v for v in values if v is not None)))
 
         look(grid.first(method))
