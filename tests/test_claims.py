@@ -132,7 +132,7 @@ def test_curves_become_claims():
 
     falling, rising = [3, 2, 1, 0.9, 0.8, 0.7, 0.6, 0.5], [3, 2, 1, 0.9, 0.8, 1.0, 1.1, 1.2]
     loss = {"grp_fed": falling, "q_ffl": rising, "afl": rising, "fedavg": [3.0] * 8}
-    rows = [r for m, v in loss.items() for r in curve(m, "train_loss_max", v)]
+    rows = [r for m, v in loss.items() for r in curve(m, "global_loss_max", v)]
     assert all_claims()["grp6"].on(Numbers("grp_fed", pd.DataFrame(rows), "laptop"))["status"] == "held"
 
 
