@@ -292,13 +292,22 @@ def data(args: argparse.Namespace) -> int:
 
 
 def bench(args: argparse.Namespace) -> int:
-    """Seconds per round against a bare loop, memory against the number of clients."""
+    """Seconds per round against a bare loop, memory against the number of clients; or of a step with prompts, of
+    Client2Vec's index.
+    """
     if args.what == "prompts":
-        try:
-            from fedbook.models.bench_prompts import main as bench_prompts
-        except ImportError:
-            raise FedbookError("the prompt benchmark is not built yet", "`fedbook bench` measures the round") from None
-        return bench_prompts(json=args.json) or 0
+        from fedbook.models.bench_prompts import main as bench_prompts
+
+        return bench_prompts(json=args.json)
+    if args.what == "index":
+        from fedbook.models.dsa_ign import bench_index
+
+        found = bench_index()
+        ratio = (
+            f"DSA-IGN's step is {found['stock_over_ours']:.2f} times as fast as with torch's encoder and its dropout"
+        )
+        show(found) if args.json else print(ratio)
+        return 0
     from fedbook.bench import bench as measure
     from fedbook.bench import text
 
@@ -476,7 +485,7 @@ def parser(command: str = "") -> argparse.ArgumentParser:
     p.add_argument("action", nargs="?", choices=("list", "fetch", "verify"), default="list")
     p.add_argument("names", nargs="*", metavar="NAME")
     p = add("bench", bench, "fedbook bench --json", results=False)
-    p.add_argument("what", nargs="?", choices=("round", "prompts"), default="round")
+    p.add_argument("what", nargs="?", choices=("round", "prompts", "index"), default="round")
     p.add_argument("--rounds", type=_positive, default=1, help="rounds per repeat")
     p.add_argument("--repeats", type=_positive, default=11)
     p = add("lab", lab, "fedbook lab", results=False)

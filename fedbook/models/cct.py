@@ -20,21 +20,18 @@ from fedbook.models.convnets import Classifier, _norm, _shape
 
 
 class CCTLayer(nn.Module):
-    """x + attention(norm(x)), normalised, then + feed-forward: the order of the authors' code."""
+    """x + attention(norm(x)), normalised, then + feed-forward: the order of the authors' code. With `depth_drop` a
+    sample's branch is left out now and then (stochastic depth).
+    """
 
     def __init__(self, width: int, heads: int, ffn: int, dropout: float, depth_drop: float) -> None:
+        from timm.layers import DropPath
+
         super().__init__()
-        self.heads, self.dropout, self.depth_drop = heads, dropout, depth_drop
+        self.heads, self.dropout, self.branch = heads, dropout, DropPath(depth_drop)
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width)
         self.feed = nn.Sequential(nn.Linear(width, ffn), nn.GELU(), nn.Linear(ffn, width))
-
-    def branch(self, y: Tensor) -> Tensor:
-        """Stochastic depth: a sample's branch is left out with probability `depth_drop`."""
-        if not (self.training and self.depth_drop):
-            return y
-        keep = torch.rand(len(y), 1, 1, device=y.device) >= self.depth_drop
-        return y * keep / (1 - self.depth_drop)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, tokens, width = x.shape
