@@ -112,6 +112,10 @@ class Experiment:
         measured = measure(run, self.tail)
         if self.local_tests:
             measured["local"] = local_tests(run)
+            seen = [r for r in run.records if r.round in measured["rounds"]]
+            measured["curves"]["effective_clients"] = [1 / sum(w * w for w in r.weights) for r in seen]
+            if "weigh.q" in seen[-1].extra:
+                measured["curves"]["q"] = [r.extra["weigh.q"] for r in seen]
             if losses:  # there is a global model
                 measured["curves"]["global_loss_mean"] = [sum(found) / len(found) for found in losses]
                 measured["curves"]["global_loss_max"] = [max(found) for found in losses]

@@ -274,6 +274,17 @@ def test_who_never_took_part_has_the_global_extractor(toy):
         assert same(personal(result, i), result.params) == (i not in result.records[0].participants)
 
 
+@pytest.mark.parametrize("start", ["own", "received"])
+def test_where_a_personal_extractor_starts(toy, start):
+    """With steps of size 0 it ends where it starts: at the first model ever received, or at the last one."""
+    base = methods.get("grp_fed", start=start, **QUICK)
+    still = dataclasses.replace(base.personal, solve=LocalSolver(lr=0.0, batch_size=4))
+    rounds = [run(base.replace(personal=still), toy, n) for n in (1, 2)]
+    first, second = rounds[0].memory[0]["personal"]["extractor"], rounds[1].memory[0]["personal"]["extractor"]
+    wanted = first if start == "own" else {n: p for n, p in rounds[0].params.items() if n in first}
+    assert same(second, wanted) and same(first, second) == (start == "own")
+
+
 def test_personal_extractors_fit_on_any_method(toy):
     base = methods.get("q_ffl", **LOCAL)
     result = run(base.replace(personal=AdversarialLocal(solve=base.solve)), toy, 2)
@@ -281,7 +292,7 @@ def test_personal_extractors_fit_on_any_method(toy):
 
 
 def test_wrong_settings():
-    for wrong in ({"gan_loss": "hinge"}, {"beta": 1.5}):
+    for wrong in ({"gan_loss": "hinge"}, {"beta": 1.5}, {"start": "zero"}):
         with pytest.raises(FedbookError, match=next(iter(wrong))):
             AdversarialLocal(solve=LocalSolver(), **wrong)
 
@@ -315,16 +326,20 @@ def test_smoke_needs_no_download_and_figures_use_the_runs_of_the_table():
 
 def test_studies_change_one_thing_each():
     table = {r.experiment.key for r in papers.get("grp_fed/table1").runs("laptop")}
-    for id in ("printed", "choices"):
+    for id in ("printed", "choices", "fig4_own"):
         spec = papers.get(f"grp_fed/{id}")
         assert spec.built == "yes" and spec.kind == "study"
         for r in spec.runs("laptop"):
             assert (r.experiment.key in table) != bool(r.row["on"]), "without the change it is the run of Table 1"
-            r.experiment.build_method()
-    assert all(r.experiment.method["q"] == 10 for r in papers.get("grp_fed/printed").runs("laptop") if r.row["on"])
+            method = r.experiment.build_method()
+            if r.row["change"] == "as_printed" and r.row["on"]:
+                assert method.weigh.q == 10 and method.personal.start == "own"
+    own = {r.row["beta"]: r.experiment.key for r in papers.get("grp_fed/fig4_own").runs("laptop")}
+    printed = papers.get("grp_fed/printed").runs("laptop")
+    assert own[0.5] in {r.experiment.key for r in printed if r.row["change"] == "own_start"}, "the same run"
 
 
-@pytest.mark.parametrize("id", ["fig1", "fig3", "fig4", "fig5", "printed"])
+@pytest.mark.parametrize("id", ["fig1", "fig3", "fig4", "fig5", "fig4_own", "printed", "choices"])
 def test_figures_are_drawn_from_results(id):
     import matplotlib
 
@@ -339,10 +354,7 @@ def test_figures_are_drawn_from_results(id):
     measured = {"local": local, "rounds": [1, 2], "curves": curves, "clients": {"f1": [0.2, 0.9, None]}}
     runs = [dataclasses.replace(r, result={"metrics": measured}) for r in spec.runs("smoke")]
     fig, alt = spec.plot(spec, runs)
-    assert (
-        len(fig.axes) == {"fig1": 3, "fig3": 2, "fig4": 1, "fig5": 2, "printed": 2}[id]
-        and alt.endswith(".")
-        and len(alt) > 60
-    )
+    panels = {"fig1": 3, "fig3": 2, "fig4": 1, "fig5": 2, "fig4_own": 1, "printed": 3, "choices": 3}
+    assert len(fig.axes) == panels[id] and alt.endswith(".") and len(alt) > 60
     assert "not comparable" in fig.get_suptitle()
     plt.close(fig)

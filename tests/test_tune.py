@@ -72,7 +72,7 @@ def test_a_trial_on_class_mixes_never_sees_a_test_sample():
 
 def test_who_holds_everything_gives_up_the_last_fifth():
     e = tune.trial(grp_fed, "laptop", "grp_fed", {"lr": 0.01, "q": 0.5}, grp_fed.GRID.on[0])
-    assert e.partition["test"] == "held_out" and e.rounds == e.evaluate_every == 16
+    assert e.partition["test"] == "held_out" and e.rounds == e.evaluate_every == 64
     dataset = data.load("ecg_offline")
     fed, whole = federate(dataset, "by_group", "held_out"), federate(dataset, "by_group", "domain")
     for c, before in zip(fed.clients, whole.clients):
@@ -91,10 +91,13 @@ def test_a_score_of_several_metrics_is_their_mean():
     assert not tried["grp_fed"]
 
 
-def test_grp_fed_gives_every_method_six_trials_and_both_powers_one_list():
+def test_grp_fed_gives_every_method_eight_trials_and_both_powers_one_list():
     grid = grp_fed.GRID
-    assert {len(grid.first(m) + grid.second(m, {})) for m in grp_fed.ALL} == {6}
-    assert grid.knobs["q_ffl"] == grid.knobs["grp_fed"]
+    trials = {m: grid.first(m) + grid.second(m, {"lr": 0.1}) for m in grp_fed.ALL}
+    assert {len(t) for t in trials.values()} == {8}
+    assert all({o["q"] for o in trials[m]} >= {0.1, 0.5, 1, 2, 5, 10} for m in ("q_ffl", "grp_fed"))
+    assert trials["grp_fed"][0] == {"lr": grid.lr[0], "q": 1.0, "start": "received"}, "two options turned together"
+    assert {o["start"] for o in trials["grp_fed"]} == {"own", "received"}
 
 
 def test_no_sample_left_is_said():
@@ -102,7 +105,7 @@ def test_no_sample_left_is_said():
         federate(data.load("digits5_offline"), "by_domain", "unused", sizes="equal")
 
 
-@pytest.mark.parametrize("paper", [fedgcr, fgpt, client2vec], ids=["fedgcr", "fgpt", "client2vec"])
+@pytest.mark.parametrize("paper", [fedgcr, fgpt, client2vec, grp_fed], ids=lambda p: p.__name__.split(".")[-1])
 def test_what_was_chosen_is_what_is_used(paper):
     """The stored trials decide; a hand-edited number in SCALES would not pass."""
     tried = tune.scores(paper, "laptop", Store().keys())

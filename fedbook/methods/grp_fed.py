@@ -25,6 +25,7 @@ where D is right and none where D errs, and neither is bounded below. So the def
 | |S_t|, T | `participation`, rounds | everybody | not printed |
 | D | `hidden` units between two layers | 64 | section 4.1: 2-layer FC; the width is not printed |
 | L_m | `loss` | "received" | see below |
+| theta_F,m^l at the start of a turn | `start` | "own" | Algorithm 1 keeps it from turn to turn; see below |
 
 L_m: (1) is the mean over all of D_m at the model received (`loss="received"`); Algorithm 1 keeps the loss of the last
 mini-batch, which a power of 10 turns into noise; `loss="last_epoch"` is the mean over the last local epoch.
@@ -37,9 +38,11 @@ Differs from the paper: sums run over the participants, not over all M. In the f
 stays. (4) uses the received C (Algorithm 1, line 28; the text has theta_C,m), at test time the newest global C. Nothing
 in (4) and (5) depends on the global step of the same round, so the personal extractor is trained after it, with
 shuffles of its own, and f^g of all samples is computed once. theta_F,m^l starts as the first global extractor the
-client receives (Algorithm 1 starts all at once; the same if everybody takes part). f^g is taken in eval mode; running
-statistics (BatchNorm) of the personal extractor are personal. Theta^l and D never leave the client. No code was
-published.
+client receives (Algorithm 1 starts all at once; the same if everybody takes part) and goes on from where it was left
+(`start="own"`), so what other clients taught the global extractor reaches it through C and D alone, and a class that
+the client never had stays unknown to it. With `start="received"` every turn begins at the extractor just received; the
+printed generalisation T_r looks more like that. f^g is taken in eval mode; running statistics (BatchNorm) of the
+personal extractor are personal. Theta^l and D never leave the client. No code was published.
 """
 
 from __future__ import annotations
@@ -115,10 +118,13 @@ class AdversarialLocal(Personal):
     gan_loss: str = "bce"
     hidden: int = 64
     solve: LocalSolver = LocalSolver()
+    start: str = "own"
 
     def __post_init__(self) -> None:
         if self.gan_loss not in ("bce", "printed"):
             raise FedbookError(f"gan_loss must be 'bce' or 'printed', got {self.gan_loss!r}", "'bce' trains")
+        if self.start not in ("own", "received"):
+            raise FedbookError(f"start must be 'own' or 'received', got {self.start!r}", "'own' is Algorithm 1")
         if not 0 <= self.beta <= 1:
             raise FedbookError(f"beta must lie in [0, 1], got {self.beta}", "1 is local training without D")
 
@@ -128,7 +134,8 @@ class AdversarialLocal(Personal):
         upload = {n: here[n].clone() for n in local.received}
         copy_into(here, local.received)
         f_global = self.features(local)
-        copy_into(here, memory.get("extractor", {}))
+        if self.start == "own":
+            copy_into(here, memory.get("extractor", {}))
         D = two_layers(f_global.shape[1], self.hidden, 1).to(f_global.device)
         copy_into(D.state_dict(), memory.get("discriminator", {}))
         self.train(local, D, f_global)
@@ -187,6 +194,7 @@ def grp_fed(
     beta: float = 0.5,
     gan_loss: str = "bce",
     loss: str = "received",
+    start: str = "own",
     hidden: int = 64,
     epochs: int = 5,
     batch_size: int = 64,
@@ -199,5 +207,5 @@ def grp_fed(
         raise FedbookError(f"loss must be 'received' or 'last_epoch', got {loss!r}", "'received' is Eq. 1")
     base = fedavg(epochs=epochs, batch_size=batch_size, lr=lr, momentum=momentum, **options)
     weigh = AdaptivePower(q, eta_q) if loss == "received" else LateAdaptivePower(q, eta_q)
-    personal = AdversarialLocal((), beta, gan_loss, hidden, base.solve)
+    personal = AdversarialLocal((), beta, gan_loss, hidden, base.solve, start)
     return base.replace(name="grp_fed", weigh=weigh, personal=personal)

@@ -1,4 +1,4 @@
-"""GRP-FED's Figures 1, 3, 4 and 5 from stored results."""
+"""GRP-FED's Figures 1, 3, 4 and 5 from stored results, and those of our own studies."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from fedbook.experiment import Experiment
 from fedbook.papers.spec import Row, lookup
 from fedbook.results import Result, Store
 
-Knob = tuple[str, tuple[Any, ...]]
+Knob = tuple[str | tuple[str, ...], tuple[Any, ...]]  # an option, or several that are tried together; the values
 Options = dict[str, Any]
 
 
@@ -46,11 +46,17 @@ class Grid:
         knob = self.knobs[method]
         if knob is None:
             return [{"lr": lr} for lr in (*self.lr, *self.more_lr)]
-        return [{"lr": lr, knob[0]: knob[1][0]} for lr in self.lr]
+        return [{"lr": lr, **turned(knob)[0]} for lr in self.lr]
 
     def second(self, method: str, best: Options) -> list[Options]:
         knob = self.knobs[method]
-        return [] if knob is None else [{**best, knob[0]: value} for value in knob[1][1:]]
+        return [] if knob is None else [{**best, **options} for options in turned(knob)[1:]]
+
+
+def turned(knob: Knob) -> list[Options]:
+    """The options that a knob stands for, at each of its values."""
+    name, values = knob
+    return [{name: v} if isinstance(name, str) else dict(zip(name, v)) for v in values]
 
 
 def trial(module: ModuleType, scale: str, method: str, options: Options, setting: Options) -> Experiment:
