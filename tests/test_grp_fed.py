@@ -358,3 +358,17 @@ def test_figures_are_drawn_from_results(id):
     assert len(fig.axes) == panels[id] and alt.endswith(".") and len(alt) > 60
     assert "not comparable" in fig.get_suptitle()
     plt.close(fig)
+
+
+def test_a_run_keeps_effective_clients_and_powers_over_time():
+    from fedbook.experiment import Experiment
+
+    beats = {"name": "ecg_offline", "patients": 4, "beats": 20, "length": 30}
+    model = {"name": "ecg_resnet", "width": 4, "norm": "group", "hidden": 4}
+    method = {"name": "grp_fed", "q": 10.0, "epochs": 1, "batch_size": 16, "lr": 0.01}
+    e = Experiment(beats, {"name": "by_group", "test": "domain"}, model, method, 4, evaluate_every=2, local_tests=True)
+    curves = e.run()["metrics"]["curves"]
+    assert len(curves["q"]) == len(curves["effective_clients"]) == 2
+    assert all(1 <= n <= 4 for n in curves["effective_clients"]) and abs(curves["q"][-1] - 10) <= 3
+    plain = dataclasses.replace(e, method={"name": "fedavg", "lr": 0.01})
+    assert "q" not in plain.run()["metrics"]["curves"]

@@ -27,7 +27,7 @@ def bench_prompts(
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            seconds = _interleave(_steps(batch, prompts, backbone), repeats)
+            seconds = interleave(_steps(batch, prompts, backbone), repeats)
     finally:
         torch.set_num_threads(before)
     speed = {name: batch / statistics.median(times) for name, times in seconds.items()}
@@ -88,7 +88,7 @@ def _steps(batch: int, prompts: int, backbone: str | nn.Module) -> dict[str, Cal
     return {"cached": lambda: step(cls=cls), "uncached": step, "bare": bare}
 
 
-def _interleave(steps: dict[str, Callable[[], None]], repeats: int, warm_up: int = 5) -> dict[str, list[float]]:
+def interleave(steps: dict[str, Callable[[], None]], repeats: int, warm_up: int = 5) -> dict[str, list[float]]:
     """Seconds of each step, taken in turns so that a busy machine slows all of them alike."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for i in range(warm_up + repeats):

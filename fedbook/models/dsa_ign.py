@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fedbook.errors import FedbookError
-from fedbook.models.bench_prompts import _interleave
+from fedbook.models.bench_prompts import interleave
 
 LOSSES = ("div", "sim", "orth", "recon")
 
@@ -265,7 +265,7 @@ def bench_index(batch: int = 128, repeats: int = 15, threads: int = 1, ffn: int 
 
                 return step
 
-            seconds = _interleave({name: stepper(net.train()) for name, net in nets.items()}, repeats, warm_up=2)
+            seconds = interleave({name: stepper(net.train()) for name, net in nets.items()}, repeats, warm_up=2)
     finally:
         torch.set_num_threads(before)
     return {
