@@ -326,7 +326,7 @@ def test_smoke_needs_no_download_and_figures_use_the_runs_of_the_table():
 
 def test_studies_change_one_thing_each():
     table = {r.experiment.key for r in papers.get("grp_fed/table1").runs("laptop")}
-    for id in ("printed", "choices", "fig4_own"):
+    for id in ("printed", "weights", "choices", "fig4_own"):
         spec = papers.get(f"grp_fed/{id}")
         assert spec.built == "yes" and spec.kind == "study"
         for r in spec.runs("laptop"):
@@ -339,7 +339,7 @@ def test_studies_change_one_thing_each():
     assert own[0.5] in {r.experiment.key for r in printed if r.row["change"] == "own_start"}, "the same run"
 
 
-@pytest.mark.parametrize("id", ["fig1", "fig3", "fig4", "fig5", "fig4_own", "printed", "choices"])
+@pytest.mark.parametrize("id", ["fig1", "fig3", "fig4", "fig5", "fig4_own", "printed", "weights", "choices"])
 def test_figures_are_drawn_from_results(id):
     import matplotlib
 
@@ -354,7 +354,7 @@ def test_figures_are_drawn_from_results(id):
     measured = {"local": local, "rounds": [1, 2], "curves": curves, "clients": {"f1": [0.2, 0.9, None]}}
     runs = [dataclasses.replace(r, result={"metrics": measured}) for r in spec.runs("smoke")]
     fig, alt = spec.plot(spec, runs)
-    panels = {"fig1": 3, "fig3": 2, "fig4": 1, "fig5": 2, "fig4_own": 1, "printed": 3, "choices": 3}
+    panels = {"fig1": 3, "fig3": 2, "fig4": 1, "fig5": 2, "fig4_own": 1, "printed": 3, "weights": 2, "choices": 2}
     assert len(fig.axes) == panels[id] and alt.endswith(".") and len(alt) > 60
     assert "not comparable" in fig.get_suptitle()
     plt.close(fig)
