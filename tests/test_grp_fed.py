@@ -372,3 +372,11 @@ def test_a_run_keeps_effective_clients_and_powers_over_time():
     assert all(1 <= n <= 4 for n in curves["effective_clients"]) and abs(curves["q"][-1] - 10) <= 3
     plain = dataclasses.replace(e, method={"name": "fedavg", "lr": 0.01})
     assert "q" not in plain.run()["metrics"]["curves"]
+
+
+@pytest.mark.parametrize("dataset", ["mit_bih", "cifar10"])
+def test_every_method_survives_the_smoke_settings(dataset):
+    for r in papers.get("grp_fed/table1").runs("smoke"):
+        if r.row["dataset"] == dataset:
+            found = dataclasses.replace(r.experiment, rounds=2, evaluate_every=2).run()["metrics"]["local"]
+            assert 0 <= found["t_g"] <= 1 and 0 <= found["t_l"] <= 1, r.row.method

@@ -12,7 +12,8 @@ from fedbook.papers import client2vec, fedgcr, fgpt, grp_fed
 from fedbook.papers.spec import PUBLISHED, SCALES, Row, estimate, ordering, read_rows, tolerance
 
 MODULES = (fedgcr, client2vec, grp_fed, fgpt)
-STUDIES = ["fedgcr/quirks", "fedgcr/grouping", "fedgcr/size", "client2vec/local", "grp_fed/printed", "grp_fed/choices"]
+STUDIES = ["fedgcr/quirks", "fedgcr/grouping", "fedgcr/size", "client2vec/local"]
+STUDIES += ["grp_fed/fig4_own", "grp_fed/printed", "grp_fed/weights", "grp_fed/choices"]
 STUDIES += ["fgpt/unseen", "fgpt/prompt_rate"]
 
 
