@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedbook import metrics
@@ -113,7 +114,7 @@ class Experiment:
         if self.local_tests:
             measured["local"] = local_tests(run)
             seen = [r for r in run.records if r.round in measured["rounds"]]
-            measured["curves"]["effective_clients"] = [1 / sum(w * w for w in r.weights) for r in seen]
+            measured["curves"]["effective_clients"] = [metrics.effective_clients(r.weights) for r in seen]
             if "weigh.q" in seen[-1].extra:
                 measured["curves"]["q"] = [r.extra["weigh.q"] for r in seen]
             if losses:  # there is a global model
@@ -204,7 +205,7 @@ def local_tests(run: Simulation) -> dict[str, Any]:
     A method without a global model is tested globally by the ensemble of its clients' models (mean probabilities).
     `near` and `far` are the same four for two clients, those whose class mix is nearest to and farthest from that of
     all (total variation); their t_g is the global model's score on the client's own test samples.
-    `effective_clients` is 1 / sum of the squared weights, the mean over rounds.
+    `effective_clients` is the mean over rounds.
     """
     import torch
 
@@ -239,7 +240,7 @@ def local_tests(run: Simulation) -> dict[str, Any]:
     best, worst = max(own[i] for i in tested), min(own[i] for i in tested)
     out: dict[str, Any] = {"t_g": t_g, "best_client": best, "worst_client": worst}
     out |= metrics.local_tests([own[i] for i in tested], [everywhere[i] for i in tested])
-    out["effective_clients"] = sum(1 / sum(w * w for w in r.weights) for r in run.records) / len(run.records)
+    out["effective_clients"] = fmean(metrics.effective_clients(r.weights) for r in run.records)
 
     counts = torch.stack([federation.class_counts(c) for c in federation.clients]).double().cpu()
     apart = (counts / counts.sum(1, keepdim=True) - counts.sum(0) / counts.sum()).abs().sum(1) / 2

@@ -120,6 +120,11 @@ def local_tests(personalization: ArrayLike, generalization: ArrayLike) -> dict[s
     return {"t_p": t_p, "t_r": t_r, "t_l": float(harmonic_mean(p, r).mean()), "t_l_of_means": of_means}
 
 
+def effective_clients(weights: ArrayLike) -> float:
+    """1 / sum of squared weights: how many clients with equal weights would make as noisy a mean."""
+    return float(1 / np.square(_numbers(weights)).sum())
+
+
 def communication(records: Sequence[Record]) -> dict[str, int]:
     """Bytes that travelled in all the rounds, to the server (up) and to the clients (down)."""
     up, down = sum(r.bytes_up for r in records), sum(r.bytes_down for r in records)

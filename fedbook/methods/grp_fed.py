@@ -31,7 +31,7 @@ L_m: (1) is the mean over all of D_m at the model received (`loss="received"`); 
 mini-batch, which a power of 10 turns into noise; `loss="last_epoch"` is the mean over the last local epoch.
 
 Every round logs `weigh.q`, `weigh.spread` and `weigh.effective_clients` = 1 / sum lambda^2: at q = 10 a client with
-twice the loss of another counts 1024 times as much, and often one alone makes up the mean. `q` moves little: a spread
+twice the loss of another counts 1024 times as much, and a few make up the mean. `q` moves little: a spread
 100 times smaller takes it from 10 to 7.7. There is no n_m in (3), so q = 0 is the uniform mean.
 
 Differs from the paper: sums run over the participants, not over all M. In the first round s has no predecessor and q
@@ -58,6 +58,7 @@ from fedbook.errors import FedbookError
 from fedbook.federation import Federation
 from fedbook.methods.fedavg import fedavg
 from fedbook.methods.q_ffl import losses
+from fedbook.metrics import effective_clients
 from fedbook.models.convnets import two_layers
 from fedbook.rounds import Batch, Local, LocalSolver, Method, Personal, Report, Weigh
 from fedbook.rounds.loop import copy_into
@@ -86,7 +87,7 @@ class AdaptivePower(Weigh):
         if state["spread"] is not None:
             q = adapted(q, state["spread"], spread, self.eta_q)  # (2)
         scores = q * L.log()  # (3), in the log domain
-        effective = 1 / float(torch.softmax(scores, 0).square().sum())
+        effective = effective_clients(torch.softmax(scores, 0).tolist())
         return scores, {"q": q, "spread": spread, "log": {"q": q, "spread": spread, "effective_clients": effective}}
 
 

@@ -2,10 +2,10 @@
 
 Laptop scale keeps all 46 patients and all 50 clients, 24 of which take part in a round (Algorithm 1 draws some, the
 paper does not say how many). A patient has at most 40 training beats of a class, a beat 90 values, which flattens the
-class mix; the images are of 16 x 16 pixels, 3,200 in all, for a ResNet-8 with GroupNorm. The printed q_0 = 10 lets one
-client make up the mean, and a personal extractor that never sees the global one again (Algorithm 1) cannot generalise,
-so Table 1 has the power and the start chosen on validation data, q-FFL with the same list of powers, and the printed
-setting is a study of its own (`printed`).
+class mix; the images are of 16 x 16 pixels, 3,200 in all, for a ResNet-8 with GroupNorm. The printed q_0 = 10 lets a
+few clients make up the mean, and a personal extractor that never sees the global one again (Algorithm 1) cannot
+generalise, so Table 1 has the power and the start chosen on validation data, q-FFL with the same list of powers, and
+the printed setting is a study of its own (`printed`).
 """
 
 from __future__ import annotations
