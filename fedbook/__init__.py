@@ -4,8 +4,9 @@
     federation = federate(data.load("digits5_offline"), "by_domain", dif=5)
     run = simulate(methods.get("fedavg"), federation, models.build("cnn", federation), rounds=10)
 
-Data flows one way: data -> federation -> rounds(method, model) -> results -> metrics -> plots and tables -> notebooks.
-Heavy libraries (timm, transformers, scikit-learn, matplotlib, pandas) are imported where they are used, not here.
+Data flows one way: data -> federation -> rounds(method, model) -> results -> metrics -> plots and
+tables -> notebooks. Heavy libraries (timm, transformers, scikit-learn, matplotlib, pandas) are
+imported where they are used, not here.
 """
 
 from fedbook import data, methods, metrics, models

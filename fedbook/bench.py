@@ -1,14 +1,17 @@
-"""What fedbook's loop costs: against a bare PyTorch loop with the same arithmetic, and in memory as clients are added.
+"""What fedbook's loop costs: against a bare PyTorch loop with the same arithmetic, and in memory as
+clients are added.
 
-Time: 100 clients, 10 of them a round, one epoch of SGD in batches of 32 on 32x32x3 images, a CNN of about 600,000
-parameters, channels_last for both. The two loops alternate round by round in one process, each starting first in turn;
-the median seconds are compared, and both must end with the same weights. The bare loop is what one would write by hand:
-tensors on the device, one resident model, index slices, a running weighted sum, no records. fedbook's time excludes
-evaluation (the bare loop has none), not its checks.
+Time: 100 clients, 10 of them a round, one epoch of SGD in batches of 32 on 32x32x3 images, a CNN of
+about 600,000 parameters, channels_last for both. The two loops alternate round by round in one
+process, each starting first in turn; the median seconds are compared, and both must end with the
+same weights. The bare loop is what one would write by hand: tensors on the device, one resident
+model, index slices, a running weighted sum, no records. fedbook's time excludes evaluation (the
+bare loop has none), not its checks.
 
-Memory: peak resident memory of a fresh process that trains 3 rounds with 10 of 10, and with 10 of 1,000 clients. The
-images are the same in both (every client takes 50 of a shared pool), so that what is compared is the cost of having
-clients. Given are the ratio of the peaks, and the stricter one of what each run adds to its process.
+Memory: peak resident memory of a fresh process that trains 3 rounds with 10 of 10, and with 10 of
+1,000 clients. The images are the same in both (every client takes 50 of a shared pool), so that
+what is compared is the cost of having clients. Given are the ratio of the peaks, and the stricter
+one of what each run adds to its process.
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ BATCH, PER_CLIENT, LR = 32, 128, 0.05
 
 
 def federation(clients: int, per_client: int = PER_CLIENT, pool: int | None = None) -> Any:
-    """Random images; with `pool`, clients take their samples from a pool of that size, so that data do not grow."""
+    """Random images; with `pool`, clients take their samples from a pool of that size, so that data
+    do not grow.
+    """
     import torch
 
     from fedbook.federation import Client, Federation
@@ -53,7 +58,16 @@ def simulation(fed: Any, rounds: int) -> Any:
 
     method = methods.get("fedavg", participation=10, lr=LR, batch_size=BATCH, epochs=1)
     device = Device("cpu", channels_last=True)
-    return simulate(method, fed, network(fed), rounds=10**6, seed=0, device=device, evaluate_every=10**6, quiet=True)
+    return simulate(
+        method,
+        fed,
+        network(fed),
+        rounds=10**6,
+        seed=0,
+        device=device,
+        evaluate_every=10**6,
+        quiet=True,
+    )
 
 
 class Bare:
@@ -82,7 +96,9 @@ class Bare:
             self.model.train()
             for index in self.parts[k][order].split(BATCH):
                 x = self.x[index].float().mul_(self.scale).add_(self.shift)
-                loss = F.cross_entropy(self.model(x.contiguous(memory_format=torch.channels_last)), self.y[index])
+                loss = F.cross_entropy(
+                    self.model(x.contiguous(memory_format=torch.channels_last)), self.y[index]
+                )
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 optimizer.step()
@@ -91,7 +107,9 @@ class Bare:
 
 
 def speed(rounds: int = 1, repeats: int = 11, clients: int = 100) -> dict[str, Any]:
-    """Median seconds per round of both, alternating, on the wall clock and of the processor; and whether they agree."""
+    """Median seconds per round of both, alternating, on the wall clock and of the processor; and
+    whether they agree.
+    """
     import torch
 
     from fedbook.rounds.loop import generator
@@ -102,8 +120,12 @@ def speed(rounds: int = 1, repeats: int = 11, clients: int = 100) -> dict[str, A
     for repeat in range(repeats + 1):  # the first is for warming up
         plan = []
         for t in range(repeat * rounds + 1, (repeat + 1) * rounds + 1):
-            chosen = sorted(torch.randperm(clients, generator=generator(0, "sample", t))[:10].tolist())
-            orders = [torch.randperm(PER_CLIENT, generator=generator(0, "train", t, k)) for k in chosen]
+            chosen = sorted(
+                torch.randperm(clients, generator=generator(0, "sample", t))[:10].tolist()
+            )
+            orders = [
+                torch.randperm(PER_CLIENT, generator=generator(0, "train", t, k)) for k in chosen
+            ]
             plan.append((t, chosen, orders))
         for side in ("fedbook", "bare") if repeat % 2 else ("bare", "fedbook"):
             began = time.perf_counter(), time.process_time()
@@ -118,7 +140,9 @@ def speed(rounds: int = 1, repeats: int = 11, clients: int = 100) -> dict[str, A
     names = [n for n, _ in bare.model.named_parameters()]
     apart = max(float((ours.params[n] - p).abs().max()) for n, p in zip(names, bare.server))
     assert apart <= 1e-5, f"the two loops end {apart} apart"
-    seconds, cpu = ({name: statistics.median(x[i] for x in v) for name, v in times.items()} for i in (0, 1))
+    seconds, cpu = (
+        {name: statistics.median(x[i] for x in v) for name, v in times.items()} for i in (0, 1)
+    )
     return {
         "bare_over_fedbook": round(seconds["bare"] / seconds["fedbook"], 4),
         "seconds_per_round": {k: round(v, 5) for k, v in seconds.items()},
@@ -139,7 +163,9 @@ def peak_memory(clients: int) -> dict[str, float]:
     """In a fresh process: MB at the peak of 3 rounds, before the run, and their difference."""
     code = f"import json; from fedbook.bench import _memory; print(json.dumps(_memory({clients})))"
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -148,11 +174,18 @@ def _memory(clients: int) -> dict[str, float]:
 
     torch.set_num_threads(1)
     fed = federation(clients, per_client=50, pool=10_000)
-    _work(federation(2, per_client=50), 1)  # whatever torch sets up on first use is there before the run
+    _work(
+        federation(2, per_client=50), 1
+    )  # whatever torch sets up on first use is there before the run
     before = _resident("VmRSS")
     _work(fed, 3)
     peak = _resident("VmHWM")
-    return {"clients": clients, "peak_mb": peak, "before_mb": before, "run_mb": round(peak - before, 2)}
+    return {
+        "clients": clients,
+        "peak_mb": peak,
+        "before_mb": before,
+        "run_mb": round(peak - before, 2),
+    }
 
 
 def _work(fed: Any, rounds: int) -> None:
@@ -164,7 +197,9 @@ def _work(fed: Any, rounds: int) -> None:
 
 
 def _resident(field: str) -> float:
-    """MB of resident memory now (VmRSS) or at most so far (VmHWM); only the latter where /proc is missing."""
+    """MB of resident memory now (VmRSS) or at most so far (VmHWM); only the latter where /proc is
+    missing.
+    """
     try:
         with open("/proc/self/status") as f:
             return next(int(line.split()[1]) / 1024 for line in f if line.startswith(field))
@@ -179,17 +214,32 @@ def bench(rounds: int = 1, repeats: int = 11) -> dict[str, Any]:
     """Both measurements."""
     out = speed(rounds, repeats)
     few, many = peak_memory(10), peak_memory(1000)
-    ratios = {f"memory_1000_over_10{x}": round(many[k] / few[k], 4) for x, k in (("", "peak_mb"), ("_added", "run_mb"))}
+    ratios = {
+        f"memory_1000_over_10{x}": round(many[k] / few[k], 4)
+        for x, k in (("", "peak_mb"), ("_added", "run_mb"))
+    }
     return {**out, **ratios, "memory": {"10": few, "1000": many}}
 
 
 def text(out: dict[str, Any]) -> str:
     s, m = out["seconds_per_round"], out["memory"]
     few, many = m["10"]["peak_mb"], m["1000"]["peak_mb"]
-    setting = f"{out['clients']} clients, {out['participants']} a round, {out['samples_per_client']} images each"
-    how = f"{out['parameters']:,} parameters, {out['threads']} threads, {out['repeats']} x {out['rounds']} rounds"
-    ratio = f"bare / fedbook {out['bare_over_fedbook']:.3f} (processor time {out['cpu_bare_over_fedbook']:.3f})"
-    memory = f"ratio {out['memory_1000_over_10']:.3f} (added by the run {out['memory_1000_over_10_added']:.3f})"
+    setting = (
+        f"{out['clients']} clients, {out['participants']} a round, {out['samples_per_client']} "
+        "images each"
+    )
+    how = (
+        f"{out['parameters']:,} parameters, {out['threads']} threads, {out['repeats']} x "
+        f"{out['rounds']} rounds"
+    )
+    ratio = (
+        f"bare / fedbook {out['bare_over_fedbook']:.3f} (processor time "
+        f"{out['cpu_bare_over_fedbook']:.3f})"
+    )
+    memory = (
+        f"ratio {out['memory_1000_over_10']:.3f} (added by the run "
+        f"{out['memory_1000_over_10_added']:.3f})"
+    )
     apart = f"weights differ by {out['largest_weight_difference']:.0e} at most"
     return f"""{setting}, {how}, {apart}
 seconds per round   fedbook {s["fedbook"]:.4f}   bare PyTorch {s["bare"]:.4f}   {ratio}

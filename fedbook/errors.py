@@ -1,4 +1,6 @@
-"""One error for everything a user can put right: what was expected, what came, and what to do about it."""
+"""One error for everything a user can put right: what was expected, what came, and what to do about
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""One run as plain data: what is learnt, by whom, with which method. Its hash is the key of its result."""
+"""One run as plain data: what is learnt, by whom, with which method. Its hash is the key of its
+result.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,14 @@ Options = dict[str, Any]
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that decides a run's outcome, each part a name with its options: `{"name": "fedavg", "lr": 0.1}`.
+    """Everything that decides a run's outcome, each part a name with its options: `{"name":
+    "fedavg", "lr": 0.1}`.
 
-    The score of a run is taken at its last round (`avg_client`, ...), as the mean over its `tail` last evaluations
-    (`tail`), and at its best one (`best`): the papers differ in which of these they print. `local_tests` adds
-    GRP-FED's four tests, `type_tests` what FedGCR's h tells of the types. `unseen` clients, drawn with the seed, never
-    take part; the model is tested on them at the end, as it is.
+    The score of a run is taken at its last round (`avg_client`, ...), as the mean over its `tail`
+    last evaluations (`tail`), and at its best one (`best`): the papers differ in which of these
+    they print. `local_tests` adds GRP-FED's four tests, `type_tests` what FedGCR's h tells of the
+    types. `unseen` clients, drawn with the seed, never take part; the model is tested on them at
+    the end, as it is.
     """
 
     dataset: Options
@@ -49,7 +53,9 @@ class Experiment:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """All of it; the last five only where they differ from their default, so that adding one changes no key."""
+        """All of it; the last five only where they differ from their default, so that adding one
+        changes no key.
+        """
         late = {f.name for f in dataclasses.fields(self)[7:] if getattr(self, f.name) == f.default}
         return {k: v for k, v in dataclasses.asdict(self).items() if k not in late}
 
@@ -84,7 +90,9 @@ class Experiment:
             return None
         return result
 
-    def run(self, quiet: bool = True, checkpoint: str | Path | None = None, device: Any = "auto") -> Result:
+    def run(
+        self, quiet: bool = True, checkpoint: str | Path | None = None, device: Any = "auto"
+    ) -> Result:
         """Train, and return the line to be stored."""
         from fedbook import models
         from fedbook.rounds import simulate
@@ -114,11 +122,15 @@ class Experiment:
         if self.local_tests:
             measured["local"] = local_tests(run)
             seen = [r for r in run.records if r.round in measured["rounds"]]
-            measured["curves"]["effective_clients"] = [metrics.effective_clients(r.weights) for r in seen]
+            measured["curves"]["effective_clients"] = [
+                metrics.effective_clients(r.weights) for r in seen
+            ]
             if "weigh.q" in seen[-1].extra:
                 measured["curves"]["q"] = [r.extra["weigh.q"] for r in seen]
             if losses:  # there is a global model
-                measured["curves"]["global_loss_mean"] = [sum(found) / len(found) for found in losses]
+                measured["curves"]["global_loss_mean"] = [
+                    sum(found) / len(found) for found in losses
+                ]
                 measured["curves"]["global_loss_max"] = [max(found) for found in losses]
         if self.type_tests:
             measured["types"] = type_tests(run)
@@ -141,7 +153,9 @@ class Experiment:
 
 @lru_cache(maxsize=2)
 def load_dataset(described: str) -> Dataset:
-    """A dataset by name, from an .npz pack or from a folder of images; the last two stay in memory."""
+    """A dataset by name, from an .npz pack or from a folder of images; the last two stay in
+    memory.
+    """
     from fedbook import data
 
     options = json.loads(described)
@@ -154,7 +168,9 @@ def load_dataset(described: str) -> Dataset:
 
 
 def measure(run: Simulation, tail: int = 1) -> dict[str, Any]:
-    """The numbers worth keeping of a finished run: last, tail and best scores, curves, clients, bytes, parameters."""
+    """The numbers worth keeping of a finished run: last, tail and best scores, curves, clients,
+    bytes, parameters.
+    """
     clients = run.federation.clients
     types, sizes = [c.type for c in clients], [len(c.test) for c in clients]
     seen = [r for r in run.records if r.test_acc is not None or r.personal_acc is not None]
@@ -162,7 +178,11 @@ def measure(run: Simulation, tail: int = 1) -> dict[str, Any]:
     main = [s if "avg_client" in s else s["personal"] for s in scores]
     last, final = seen[-1], scores[-1]
     avg, pooled = ([s[k] for s in main] for k in ("avg_client", "avg_sample"))
-    acc, f1 = (last.test_acc, last.test_f1) if last.test_acc is not None else (last.personal_acc, last.personal_f1)
+    acc, f1 = (
+        (last.test_acc, last.test_f1)
+        if last.test_acc is not None
+        else (last.personal_acc, last.personal_f1)
+    )
     parameters = list(run.model.parameters())
     return {
         **main[-1],
@@ -192,7 +212,9 @@ def measure(run: Simulation, tail: int = 1) -> dict[str, Any]:
 
 
 def global_losses(run: Simulation) -> list[float]:
-    """The global model's mean loss on every client's training samples, whether it took part or not."""
+    """The global model's mean loss on every client's training samples, whether it took part or
+    not.
+    """
     from fedbook.rounds import evaluate
 
     run.load(run.params)
@@ -200,12 +222,13 @@ def global_losses(run: Simulation) -> list[float]:
 
 
 def local_tests(run: Simulation) -> dict[str, Any]:
-    """GRP-FED's T_g, T_p, T_r, T_l in macro-F1, on everybody's test samples together and on each client's own.
+    """GRP-FED's T_g, T_p, T_r, T_l in macro-F1, on everybody's test samples together and on each
+    client's own.
 
-    A method without a global model is tested globally by the ensemble of its clients' models (mean probabilities).
-    `near` and `far` are the same four for two clients, those whose class mix is nearest to and farthest from that of
-    all (total variation); their t_g is the global model's score on the client's own test samples.
-    `effective_clients` is the mean over rounds.
+    A method without a global model is tested globally by the ensemble of its clients' models (mean
+    probabilities). `near` and `far` are the same four for two clients, those whose class mix is
+    nearest to and farthest from that of all (total variation); their t_g is the global model's
+    score on the client's own test samples. `effective_clients` is the mean over rounds.
     """
     import torch
 
@@ -220,7 +243,9 @@ def local_tests(run: Simulation) -> dict[str, Any]:
         parts = []
         for index in everybody.split(512):
             extra = {k: v[index] for k, v in run.extra.items()}
-            parts.append(model(run.device.images(federation.inputs(index)), **extra).float().softmax(1))
+            parts.append(
+                model(run.device.images(federation.inputs(index)), **extra).float().softmax(1)
+            )
         return torch.cat(parts)
 
     def score(p: Any) -> float:
@@ -248,7 +273,11 @@ def local_tests(run: Simulation) -> dict[str, Any]:
         i = pick(tested, key=lambda k: float(apart[k]))
         rows = torch.searchsorted(everybody, federation.clients[i].test).cpu()
         here = metrics.macro_f1(labels[rows], together.argmax(1).cpu()[rows], classes, "present")
-        out[name] = {"client": federation.clients[i].id, "t_g": here, **metrics.local_tests([own[i]], [everywhere[i]])}
+        out[name] = {
+            "client": federation.clients[i].id,
+            "t_g": here,
+            **metrics.local_tests([own[i]], [everywhere[i]]),
+        }
     return out | {"class_counts": counts.int().tolist()}
 
 
@@ -266,10 +295,11 @@ def unseen_tests(run: Simulation, others: Federation) -> dict[str, Any]:
 
 
 def type_tests(run: Simulation, per_type: int = 60, neighbours: int = 10) -> dict[str, Any]:
-    """How well test images of one type lie together, as h(x) and as the frozen feature GC-Net makes it from.
+    """How well test images of one type lie together, as h(x) and as the frozen feature GC-Net makes
+    it from.
 
-    The purity is the mean share of the nearest neighbours (cosine) that are of the image's own type. The maps are t-SNE
-    of the same images, both with the same settings.
+    The purity is the mean share of the nearest neighbours (cosine) that are of the image's own
+    type. The maps are t-SNE of the same images, both with the same settings.
     """
     import torch
     import torch.nn.functional as F
@@ -280,11 +310,18 @@ def type_tests(run: Simulation, per_type: int = 60, neighbours: int = 10) -> dic
     federation, chosen, types = run.federation, [], []
     for t in range(federation.num_types):
         pool = torch.unique(torch.cat([c.test for c in federation.clients if c.type == t]))
-        order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(run.seed))[:per_type].sort().values
+        order = (
+            torch.randperm(len(pool), generator=torch.Generator().manual_seed(run.seed))[:per_type]
+            .sort()
+            .values
+        )
         chosen.append(pool[order.to(pool.device)])
         types += [t] * len(chosen[-1])
     index, model = torch.cat(chosen), run.model.eval()
-    x, extra = run.device.images(federation.inputs(index)), {k: v[index] for k, v in run.extra.items()}
+    x, extra = (
+        run.device.images(federation.inputs(index)),
+        {k: v[index] for k, v in run.extra.items()},
+    )
     label = torch.tensor(types)
     out: dict[str, Any] = {"type": types}
     with torch.no_grad():
@@ -293,7 +330,8 @@ def type_tests(run: Simulation, per_type: int = 60, neighbours: int = 10) -> dic
     every = {} if frozen is None else {"frozen": frozen, "h": model.gc_net(frozen).detach()}  # type: ignore[operator]
     for name, v in every.items():  # could the server tell types from clients' mean vectors?
         of = [
-            class_balanced_mean(v[c.train], federation.y[c.train], federation.num_classes) for c in federation.clients
+            class_balanced_mean(v[c.train], federation.y[c.train], federation.num_classes)
+            for c in federation.clients
         ]
         groups, _ = cluster(torch.stack(of), federation.num_types)
         found = metrics.clustering_accuracy(groups, [c.type for c in federation.clients])
@@ -303,7 +341,9 @@ def type_tests(run: Simulation, per_type: int = 60, neighbours: int = 10) -> dic
         near = (unit @ unit.T).fill_diagonal_(-2).topk(neighbours).indices
         out[f"knn_purity_{name}"] = float((label[near] == label[:, None]).float().mean())
         out[f"map_{name}"] = (
-            TSNE(init="pca", perplexity=30, metric="cosine", random_state=0).fit_transform(unit).round(2)
+            TSNE(init="pca", perplexity=30, metric="cosine", random_state=0)
+            .fit_transform(unit)
+            .round(2)
         )
     return out
 
@@ -317,8 +357,16 @@ def versions() -> dict[str, Any]:
 
     from fedbook import __version__
 
-    found = {"fedbook": __version__, "python": platform.python_version(), "torch": torch.__version__}
-    return found | {"numpy": numpy.__version__, "system": platform.platform(), "threads": torch.get_num_threads()}
+    found = {
+        "fedbook": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    return found | {
+        "numpy": numpy.__version__,
+        "system": platform.platform(),
+        "threads": torch.get_num_threads(),
+    }
 
 
 def _options(part: Options) -> Options:
@@ -329,7 +377,9 @@ def _within(old: Any, new: Any) -> bool:
     """Whether all that `old` says is still so in `new`, which may say more."""
     if isinstance(old, dict) and isinstance(new, dict):
         return all(k in new and _within(v, new[k]) for k, v in old.items())
-    return old == new or (isinstance(old, list) and isinstance(new, (list, tuple)) and old == list(new))
+    return old == new or (
+        isinstance(old, list) and isinstance(new, (list, tuple)) and old == list(new)
+    )
 
 
 def _nest(extra: dict[str, Any]) -> dict[str, Any]:
@@ -353,4 +403,6 @@ def _plain(value: Any) -> Any:
         return float(f"{value:.7g}") if math.isfinite(value) else None
     if isinstance(value, (str, int, bool, type(None))):
         return value
-    raise FedbookError(f"cannot store a {type(value).__name__} in a result", "log numbers, strings and lists only")
+    raise FedbookError(
+        f"cannot store a {type(value).__name__} in a result", "log numbers, strings and lists only"
+    )

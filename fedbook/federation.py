@@ -1,4 +1,6 @@
-"""The one noun everything takes: a federation is tensors held once, and clients that are index arrays into them."""
+"""The one noun everything takes: a federation is tensors held once, and clients that are index
+arrays into them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Client:
-    """One participant: where its samples lie in the federation's tensors, and which type (domain) it belongs to."""
+    """One participant: where its samples lie in the federation's tensors, and which type (domain)
+    it belongs to.
+    """
 
     id: int
     type: int
@@ -52,9 +56,13 @@ class Federation:
     def __post_init__(self) -> None:
         ids = [c.id for c in self.clients]
         if not ids:
-            raise FedbookError("a federation needs at least one client, none came", "check the partition's options")
+            raise FedbookError(
+                "a federation needs at least one client, none came", "check the partition's options"
+            )
         if len(set(ids)) != len(ids):
-            raise FedbookError(f"client ids must be unique, got {ids}", "number the clients 0, 1, 2, ...")
+            raise FedbookError(
+                f"client ids must be unique, got {ids}", "number the clients 0, 1, 2, ..."
+            )
         if len(self.x) != len(self.y):
             raise FedbookError(
                 f"x and y must have one entry per sample, got {len(self.x)} and {len(self.y)}",
@@ -64,36 +72,44 @@ class Federation:
             return
         if self.y.dtype != torch.int64 or self.y.ndim != 1:
             raise FedbookError(
-                f"labels must be a 1-d int64 tensor, got {tuple(self.y.shape)} {self.y.dtype}", "convert with y.long()"
+                f"labels must be a 1-d int64 tensor, got {tuple(self.y.shape)} {self.y.dtype}",
+                "convert with y.long()",
             )
         if len(self.y) and not 0 <= int(self.y.min()) <= int(self.y.max()) < len(self.class_names):
             raise FedbookError(
-                f"labels must lie in 0..{len(self.class_names) - 1} ({len(self.class_names)} class names), "
+                f"labels must lie in 0..{len(self.class_names) - 1} ({len(self.class_names)} "
+                "class names), "
                 f"got {int(self.y.min())}..{int(self.y.max())}",
                 "give one class name per label",
             )
         for c in self.clients:
             if not len(c.train):
-                raise FedbookError(f"client {c.id} has no training sample", "lower the number of clients")
+                raise FedbookError(
+                    f"client {c.id} has no training sample", "lower the number of clients"
+                )
             if not 0 <= c.type < len(self.type_names):
                 raise FedbookError(
-                    f"client {c.id} has type {c.type}, there are {len(self.type_names)} types", "name every type"
+                    f"client {c.id} has type {c.type}, there are {len(self.type_names)} types",
+                    "name every type",
                 )
             both = torch.cat([c.train, c.test])
             if int(both.min()) < 0 or int(both.max()) >= len(self.y):
                 raise FedbookError(
-                    f"client {c.id} points at sample {int(both.max())} of {len(self.y)}", "indices are global, from 0"
+                    f"client {c.id} points at sample {int(both.max())} of {len(self.y)}",
+                    "indices are global, from 0",
                 )
 
-    # -- what it is -----------------------------------------------------------------------------------------------
+    # -- what it is --------------------------------------------------------------------------------
     def __len__(self) -> int:
         return len(self.clients)
 
     def __repr__(self) -> str:
         where = self.provenance.get("dataset", "arrays")
         return (
-            f"Federation({where}: {len(self)} clients of {self.num_types} types, {self.num_classes} classes, "
-            f"{sum(len(c.train) for c in self.clients):,} training samples of shape {self.input_shape})"
+            f"Federation({where}: {len(self)} clients of {self.num_types} types, "
+            f"{self.num_classes} classes, "
+            f"{sum(len(c.train) for c in self.clients):,} training samples of shape "
+            f"{self.input_shape})"
         )
 
     @property
@@ -119,14 +135,16 @@ class Federation:
     def client(self, id: int) -> Client:
         """The client of that id."""
         if id not in self._position:
-            raise FedbookError(f"no client {id} in this federation", f"ids are {sorted(self._position)}")
+            raise FedbookError(
+                f"no client {id} in this federation", f"ids are {sorted(self._position)}"
+            )
         return self.clients[self._position[id]]
 
     def class_counts(self, client: Client) -> Tensor:
         """How many training samples of each class the client holds."""
         return torch.bincount(self.y[client.train], minlength=self.num_classes)
 
-    # -- what a model sees ----------------------------------------------------------------------------------------
+    # -- what a model sees -------------------------------------------------------------------------
     @cached_property
     def _scale_shift(self) -> tuple[Tensor, Tensor] | None:
         """(x / 255 - mean) / std as one multiply and one add."""
@@ -136,7 +154,8 @@ class Federation:
         mean, std = self.mean or (0.0,) * channels, self.std or (1.0,) * channels
         if len(mean) != channels or len(std) != channels:
             raise FedbookError(
-                f"mean and std need one number per channel ({channels}), got {len(mean)} and {len(std)}",
+                f"mean and std need one number per channel ({channels}), got {len(mean)} and "
+                f"{len(std)}",
                 "leave them out for plain [0, 1] scaling",
             )
         shape = (1, channels) + (1,) * (self.x.ndim - 2)
@@ -145,7 +164,9 @@ class Federation:
         return (1 / (255 * std_t)).to(self.device), shift.to(self.device)
 
     def inputs(self, index: Tensor) -> Tensor:
-        """The samples at `index`, ready for a model: images as normalised floats, everything else as it is."""
+        """The samples at `index`, ready for a model: images as normalised floats, everything else
+        as it is.
+        """
         x = self.x[index]
         if self._scale_shift is None:
             return x
@@ -154,24 +175,34 @@ class Federation:
 
     def to(self, device: str | torch.device) -> Federation:
         """The same federation with its tensors on another device."""
-        clients = tuple(dataclasses.replace(c, train=c.train.to(device), test=c.test.to(device)) for c in self.clients)
+        clients = tuple(
+            dataclasses.replace(c, train=c.train.to(device), test=c.test.to(device))
+            for c in self.clients
+        )
         return dataclasses.replace(self, x=self.x.to(device), y=self.y.to(device), clients=clients)
 
-    # -- other federations from this one --------------------------------------------------------------------------
-    def split_clients(self, unseen: int | float | Sequence[int], seed: int = 0) -> tuple[Federation, Federation]:
-        """(those that train, those held out): `unseen` is a number of clients, a fraction, or their ids."""
+    # -- other federations from this one -----------------------------------------------------------
+    def split_clients(
+        self, unseen: int | float | Sequence[int], seed: int = 0
+    ) -> tuple[Federation, Federation]:
+        """(those that train, those held out): `unseen` is a number of clients, a fraction, or their
+        ids.
+        """
         ids = [c.id for c in self.clients]
         if isinstance(unseen, (int, float)):
             count = unseen if isinstance(unseen, int) else round(unseen * len(ids))
             if not 0 < count < len(ids):
                 raise FedbookError(
-                    f"unseen must leave clients on both sides of {len(ids)}, got {unseen!r}", "try unseen=0.2"
+                    f"unseen must leave clients on both sides of {len(ids)}, got {unseen!r}",
+                    "try unseen=0.2",
                 )
             held = set(np.random.default_rng(seed).permutation(ids)[:count].tolist())
         else:
             held = set(unseen)
             if not held < set(ids) or not held:
-                raise FedbookError(f"unseen ids {sorted(held)} are not a proper part of {ids}", "pass existing ids")
+                raise FedbookError(
+                    f"unseen ids {sorted(held)} are not a proper part of {ids}", "pass existing ids"
+                )
         seen = tuple(c for c in self.clients if c.id not in held)
         return (
             dataclasses.replace(self, clients=seen),
@@ -179,25 +210,33 @@ class Federation:
         )
 
     def validation(self, fraction: float = 0.2, seed: int = 0, last: bool = False) -> Federation:
-        """For choosing hyper-parameters: every client is tested on samples held out of its own training set.
+        """For choosing hyper-parameters: every client is tested on samples held out of its own
+        training set.
 
-        They are drawn at random, or with `last` are the last ones, as a recording has to be divided.
+        They are drawn at random, or with `last` are the last ones, as a recording has to be
+        divided.
         """
         if not 0 < fraction < 1:
-            raise FedbookError(f"the validation fraction must lie between 0 and 1, got {fraction}", "try 0.2")
+            raise FedbookError(
+                f"the validation fraction must lie between 0 and 1, got {fraction}", "try 0.2"
+            )
         clients = []
         for c in self.clients:
             if last:
                 order = torch.arange(len(c.train)).flip(0)
             else:
-                order = torch.from_numpy(np.random.default_rng([seed, c.id]).permutation(len(c.train)))
+                order = torch.from_numpy(
+                    np.random.default_rng([seed, c.id]).permutation(len(c.train))
+                )
             held = min(max(1, round(fraction * len(order))), len(order) - 1)
-            clients.append(dataclasses.replace(c, train=c.train[order[held:]], test=c.train[order[:held]]))
+            clients.append(
+                dataclasses.replace(c, train=c.train[order[held:]], test=c.train[order[:held]])
+            )
         how = {"fraction": fraction} | ({"last": True} if last else {"seed": seed})
         note = {**self.provenance, "validation": how}
         return dataclasses.replace(self, clients=tuple(clients), provenance=note)
 
-    # -- looking at it --------------------------------------------------------------------------------------------
+    # -- looking at it -----------------------------------------------------------------------------
     def summary(self) -> pd.DataFrame:
         """One row per client: its type, sizes, and how its classes are spread."""
         import pandas as pd
@@ -219,16 +258,20 @@ class Federation:
         return pd.DataFrame(rows).set_index("client")
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Clients x classes: a dot's area is the number of training samples, its colour the client's type."""
+        """Clients x classes: a dot's area is the number of training samples, its colour the
+        client's type.
+        """
         from fedbook import plots
 
         return plots.partition(self, ax=ax)
 
-    # -- keeping it -----------------------------------------------------------------------------------------------
+    # -- keeping it --------------------------------------------------------------------------------
     @cached_property
     def data_fingerprint(self) -> str:
         """A hash of the samples alone: what a cache of per-sample features is keyed by."""
-        digest = hashlib.sha256(repr((self.x.dtype, tuple(self.x.shape), self.mean, self.std)).encode())
+        digest = hashlib.sha256(
+            repr((self.x.dtype, tuple(self.x.shape), self.mean, self.std)).encode()
+        )
         digest.update(self.x.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()[:16]
 
@@ -248,7 +291,10 @@ class Federation:
         path = Path(path)
         tensors = {"x": self.x.cpu().contiguous(), "y": self.y.cpu().contiguous()}
         for i, c in enumerate(self.clients):
-            tensors[f"train.{i}"], tensors[f"test.{i}"] = c.train.cpu().clone(), c.test.cpu().clone()
+            tensors[f"train.{i}"], tensors[f"test.{i}"] = (
+                c.train.cpu().clone(),
+                c.test.cpu().clone(),
+            )
         header = {
             "clients": [[c.id, c.type, c.name] for c in self.clients],
             "class_names": self.class_names,
@@ -283,12 +329,14 @@ class Federation:
                 )
                 x, y = f.get_tensor("x"), f.get_tensor("y")
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise FedbookError(f"{path} is not a whole federation file: {error}", "save it again") from None
+            raise FedbookError(
+                f"{path} is not a whole federation file: {error}", "save it again"
+            ) from None
         mean, std = (tuple(header[k]) if header[k] is not None else None for k in ("mean", "std"))
         names = tuple(header["class_names"]), tuple(header["type_names"])
         return cls(x, y, clients, *names, mean, std, header["provenance"])
 
-    # -- building one ---------------------------------------------------------------------------------------------
+    # -- building one ------------------------------------------------------------------------------
     @classmethod
     def from_dataset(
         cls,
@@ -299,23 +347,29 @@ class Federation:
         seed: int = 0,
         limit: int | None = None,
     ) -> Federation:
-        """Clients from index arrays into a dataset; a client's type is the domain most of its samples come from.
+        """Clients from index arrays into a dataset; a client's type is the domain most of its
+        samples come from.
 
-        test="domain": every client is tested on all test samples of its domain; "split": on a slice of them; "match":
-        on test samples with its own class mix, a disjoint set for each client; "unused" and "unused_match": the same as
-        the first (up to 500) and the third, but on training samples that no client holds, for choosing hyper-parameters
-        without a look at any test sample; or one index array per client. `limit`: of each class at most so many.
+        test="domain": every client is tested on all test samples of its domain; "split": on a slice
+        of them; "match": on test samples with its own class mix, a disjoint set for each client;
+        "unused" and "unused_match": the same as the first (up to 500) and the third, but on
+        training samples that no client holds, for choosing hyper-parameters without a look at any
+        test sample; or one index array per client. `limit`: of each class at most so many.
         """
         from fedbook.data import partition
 
         parts = [torch.as_tensor(np.asarray(p), dtype=torch.int64) for p in train]
         for i, p in enumerate(parts):
             if not len(p):
-                raise FedbookError(f"client {i} has no training sample", "lower the number of clients")
+                raise FedbookError(
+                    f"client {i} has no training sample", "lower the number of clients"
+                )
         types = [int(torch.bincount(dataset.domain[p]).argmax()) for p in parts]
         rows: Any = dataset.test
         if isinstance(test, str) and test.startswith("unused"):
-            left = np.setdiff1d(np.asarray(dataset.train), np.concatenate([np.asarray(p) for p in parts]))
+            left = np.setdiff1d(
+                np.asarray(dataset.train), np.concatenate([np.asarray(p) for p in parts])
+            )
             rows = np.random.default_rng(seed).permutation(left)
         if limit is not None:
             rows = rows[partition.at_most(dataset.y[rows], limit, seed)]
@@ -326,15 +380,23 @@ class Federation:
         elif test == "split":
             found = partition.test_by_domain(dataset.domain, types, "split", within=rows)
         elif test == "unused":
-            found = [np.sort(t[:500]) for t in partition.test_by_domain(dataset.domain, types, "shared", within=rows)]
+            found = [
+                np.sort(t[:500])
+                for t in partition.test_by_domain(dataset.domain, types, "shared", within=rows)
+            ]
         elif test in ("match", "unused_match"):
-            found = [rows[i] for i in partition.match([dataset.y[p] for p in parts], dataset.y[rows], seed)]
+            found = [
+                rows[i]
+                for i in partition.match([dataset.y[p] for p in parts], dataset.y[rows], seed)
+            ]
         else:
             known = "'domain', 'split', 'match', 'unused', 'unused_match' or index arrays"
             raise FedbookError(f"test must be {known}, got {test!r}", "try 'match'")
         chosen = [torch.as_tensor(np.asarray(t), dtype=torch.int64) for t in found]
         if len(chosen) != len(parts):
-            raise FedbookError(f"{len(parts)} clients but {len(chosen)} test sets came", "give one per client")
+            raise FedbookError(
+                f"{len(parts)} clients but {len(chosen)} test sets came", "give one per client"
+            )
         clients = tuple(Client(i, t, p, q) for i, (t, p, q) in enumerate(zip(types, parts, chosen)))
         return cls(
             dataset.x,
@@ -344,7 +406,11 @@ class Federation:
             tuple(dataset.domain_names),
             dataset.mean,
             dataset.std,
-            {"dataset": dataset.name, "test": test if isinstance(test, str) else "given", **(provenance or {})},
+            {
+                "dataset": dataset.name,
+                "test": test if isinstance(test, str) else "given",
+                **(provenance or {}),
+            },
         )
 
     @classmethod
@@ -354,7 +420,9 @@ class Federation:
         class_names: Sequence[str] | None = None,
         type_names: Sequence[str] | None = None,
     ) -> Federation:
-        """From one dict per client: `train=(x, y)`, optionally `test=(x, y)`, `type=int`, `name=str`."""
+        """From one dict per client: `train=(x, y)`, optionally `test=(x, y)`, `type=int`,
+        `name=str`.
+        """
         xs: list[Tensor] = []
         ys: list[Tensor] = []
         built: list[Client] = []
@@ -365,19 +433,24 @@ class Federation:
                 x, y = c.get(part, ((), ()))
                 x, y = torch.as_tensor(np.asarray(x)), torch.as_tensor(np.asarray(y)).long()
                 if len(x) != len(y):
-                    raise FedbookError(f"client {i}: {len(x)} {part} samples but {len(y)} labels", "one label each")
+                    raise FedbookError(
+                        f"client {i}: {len(x)} {part} samples but {len(y)} labels", "one label each"
+                    )
                 if len(x):
                     x = x.float() if x.dtype == torch.float64 else x
                     if xs and x.shape[1:] != xs[0].shape[1:]:
                         raise FedbookError(
-                            f"client {i}: samples of shape {tuple(x.shape[1:])}, expected {tuple(xs[0].shape[1:])}",
+                            f"client {i}: samples of shape {tuple(x.shape[1:])}, expected "
+                            f"{tuple(xs[0].shape[1:])}",
                             "bring all clients to one shape",
                         )
                     xs.append(x)
                     ys.append(y)
                 index.append(torch.arange(start, start + len(x)))
                 start += len(x)
-            built.append(Client(i, int(c.get("type", 0)), index[0], index[1], str(c.get("name", ""))))
+            built.append(
+                Client(i, int(c.get("type", 0)), index[0], index[1], str(c.get("name", "")))
+            )
         if not xs:
             raise FedbookError("no samples came", "give at least one client with train=(x, y)")
         y = torch.cat(ys)
@@ -387,13 +460,17 @@ class Federation:
 
     @classmethod
     def from_npz(cls, path: str | Path, how: str = "by_domain", **options: Any) -> Federation:
-        """From a pack (`x, y, split[, domain, ...]`), dealt to clients by a function of `fedbook.data.partition`."""
+        """From a pack (`x, y, split[, domain, ...]`), dealt to clients by a function of
+        `fedbook.data.partition`.
+        """
         from fedbook.data import from_npz
 
         return federate(from_npz(path), how, **options)
 
     @classmethod
-    def from_folders(cls, root: str | Path, how: str = "by_domain", size: int = 32, **options: Any) -> Federation:
+    def from_folders(
+        cls, root: str | Path, how: str = "by_domain", size: int = 32, **options: Any
+    ) -> Federation:
         """From image folders `root/domain/class/*.png`."""
         from fedbook.data import from_folders
 
@@ -408,27 +485,35 @@ def federate(
     limit: Sequence[int] | None = None,
     **options: Any,
 ) -> Federation:
-    """A federation of a dataset's training samples, by a function of `fedbook.data.partition` named `how`.
+    """A federation of a dataset's training samples, by a function of `fedbook.data.partition` named
+    `how`.
 
         federate(load("digits5_offline"), "by_domain", dif=10)
         federate(load("cifar10"), "dirichlet", clients=100, alpha=0.1)
 
-    Unless told otherwise a client is tested on its domain's test set (`by_domain`) or on its own class mix. `limit` is
-    how many training and test samples of each class are used at most, drawn at random: `limit=(100, 20)`. Where the
-    clients hold all training samples, `test="held_out"` takes the last fifth of each one's for validation.
+    Unless told otherwise a client is tested on its domain's test set (`by_domain`) or on its own
+    class mix. `limit` is how many training and test samples of each class are used at most, drawn
+    at random: `limit=(100, 20)`. Where the clients hold all training samples, `test="held_out"`
+    takes the last fifth of each one's for validation.
     """
     from fedbook.data import partition
 
-    note = {"partition": {"name": how, "seed": seed, **json.loads(json.dumps(options, default=list))}}
+    note = {
+        "partition": {"name": how, "seed": seed, **json.loads(json.dumps(options, default=list))}
+    }
     rows, of_test = dataset.train, None
     if limit is not None:
         if len(limit) != 2:
-            raise FedbookError(f"limit has training and test samples per class, got {limit!r}", "try (100, 20)")
+            raise FedbookError(
+                f"limit has training and test samples per class, got {limit!r}", "try (100, 20)"
+            )
         note["partition"]["limit"] = list(limit)
         rows, of_test = rows[partition.at_most(dataset.y[rows], limit[0], seed)], limit[1]
     parts = partition.split(dataset, rows, how, seed=seed, **options)
     test = test or ("domain" if how == "by_domain" else "match")
     if test == "held_out":
         none = [np.empty(0, np.int64)] * len(parts)
-        return Federation.from_dataset(dataset, parts, none, {**note, "test": test}, seed).validation(last=True)
+        return Federation.from_dataset(
+            dataset, parts, none, {**note, "test": test}, seed
+        ).validation(last=True)
     return Federation.from_dataset(dataset, parts, test, note, seed, of_test)

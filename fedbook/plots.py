@@ -1,4 +1,6 @@
-"""Every picture. Okabe-Ito colours; colour, marker and line style are fixed per method in every figure of the book."""
+"""Every picture. Okabe-Ito colours; colour, marker and line style are fixed per method in every
+figure of the book.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ OKABE_ITO = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PINK = OKABE_ITO
 SOLID, DASH, DOT, DASHDOT = "-", "--", ":", "-."
 
-# (label, colour, marker, line): the four papers' methods are solid and bold, a line style marks a family of baselines
+# (label, colour, marker, line): the four papers' methods are solid and bold, a line style marks a
+# family of baselines
 METHODS: dict[str, tuple[str, str, str, Any]] = {
     "fedavg": ("FedAvg", BLACK, "o", SOLID),
     "fedavgm": ("FedAvgM", BLACK, "s", DASH),
@@ -46,12 +49,18 @@ METHODS: dict[str, tuple[str, str, str, Any]] = {
     "grp_fed": ("GRP-FED", BLUE, "*", SOLID),
     "fgpt": ("FGPT", ORANGE, "*", SOLID),
 }
-RELATIVES = {"fgpt_u": ("fgpt", "FGPT-U", "8", DASH), "fgpt_random_key": ("fgpt", "FGPT, random keys", "1", DOT)}
+RELATIVES = {
+    "fgpt_u": ("fgpt", "FGPT-U", "8", DASH),
+    "fgpt_random_key": ("fgpt", "FGPT, random keys", "1", DOT),
+}
 RELATIVES |= {
     "fgpt_fedmix": ("fgpt", "FGPT + FedMix", "H", DASHDOT),
     "fgpt_resnet": ("fgpt", "FGPT-ResNet", "2", DASHDOT),
 }
-RELATIVES |= {"fedgr_only": ("fedgcr", "FedGR only", "3", DASH), "fedgc_only": ("fedgcr", "FedGC only", "4", DOT)}
+RELATIVES |= {
+    "fedgr_only": ("fedgcr", "FedGR only", "3", DASH),
+    "fedgc_only": ("fedgcr", "FedGC only", "4", DOT),
+}
 RELATIVES |= {"pt_fedavg_share": ("pt_fedavg", "PT-FedAvg-share", "1", DOT)}
 STYLE: Any = {
     "figure.dpi": 110,
@@ -95,11 +104,16 @@ def type_colours(types: int) -> list[str]:
         return [BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW][:types]
     import matplotlib
 
-    return [matplotlib.colors.to_hex(c) for c in matplotlib.colormaps["cividis"](np.linspace(0, 1, types))]
+    return [
+        matplotlib.colors.to_hex(c)
+        for c in matplotlib.colormaps["cividis"](np.linspace(0, 1, types))
+    ]
 
 
 def save(fig: Figure, name: str, alt: str, folder: str | Path | None = None) -> list[Path]:
-    """Write NAME.png and NAME.pdf, and the description for those who cannot see it as NAME.txt and inside the PNG."""
+    """Write NAME.png and NAME.pdf, and the description for those who cannot see it as NAME.txt and
+    inside the PNG.
+    """
     import os
 
     from fedbook.errors import FedbookError
@@ -124,17 +138,22 @@ def save(fig: Figure, name: str, alt: str, folder: str | Path | None = None) -> 
         (folder / f"{name}.txt").write_text(alt + "\n", encoding="utf-8")
     except OSError as error:
         raise FedbookError(
-            f"cannot write figures in {folder}: {error.strerror or error}", "choose another --figures DIR"
+            f"cannot write figures in {folder}: {error.strerror or error}",
+            "choose another --figures DIR",
         ) from None
     return paths
 
 
 def partition(federation: Federation, ax: Axes | None = None) -> Axes:
-    """Clients x classes: a dot's area is the number of training samples, its colour the client's type."""
+    """Clients x classes: a dot's area is the number of training samples, its colour the client's
+    type.
+    """
     with style() as plt:
         clients, classes = len(federation), federation.num_classes
         if ax is None:
-            _, ax = plt.subplots(figsize=(min(12, 2.5 + 0.28 * clients), min(8, 1.6 + 0.24 * classes)))
+            _, ax = plt.subplots(
+                figsize=(min(12, 2.5 + 0.28 * clients), min(8, 1.6 + 0.24 * classes))
+            )
         counts = np.stack([federation.class_counts(c).cpu().numpy() for c in federation.clients])
         colours = type_colours(federation.num_types)
         area = min(260.0, 9000.0 / max(clients, classes)) / max(1, counts.max())
@@ -142,8 +161,18 @@ def partition(federation: Federation, ax: Axes | None = None) -> Axes:
             mine = [i for i, c in enumerate(federation.clients) if c.type == t]
             if mine:
                 x, y = np.meshgrid(mine, range(classes), indexing="ij")
-                ax.scatter(x, y, s=counts[mine] * area, color=colours[t], edgecolor="white", linewidth=0.3, label=name)
-        ax.set(xlabel="client", ylabel="class", xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3))
+                ax.scatter(
+                    x,
+                    y,
+                    s=counts[mine] * area,
+                    color=colours[t],
+                    edgecolor="white",
+                    linewidth=0.3,
+                    label=name,
+                )
+        ax.set(
+            xlabel="client", ylabel="class", xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3)
+        )
         if clients <= 40:
             ax.set_xticks(range(clients), [str(c.id) for c in federation.clients], fontsize=7)
         if classes <= 30:
@@ -163,7 +192,9 @@ def curves(
     title: str = "",
     ax: Axes | None = None,
 ) -> Axes:
-    """A line per method over rounds: the mean over seeds, with a band from the lowest to the highest seed."""
+    """A line per method over rounds: the mean over seeds, with a band from the lowest to the
+    highest seed.
+    """
     with style() as plt:
         if ax is None:
             _, ax = plt.subplots(figsize=(4.6, 3.2))
@@ -172,7 +203,9 @@ def curves(
             at = look(method)
             ax.plot(rounds, values.mean(0), markevery=max(1, len(rounds) // 8), **at)
             if len(values) > 1:
-                ax.fill_between(rounds, values.min(0), values.max(0), color=at["color"], alpha=0.15, linewidth=0)
+                ax.fill_between(
+                    rounds, values.min(0), values.max(0), color=at["color"], alpha=0.15, linewidth=0
+                )
         ax.set(xlabel="round", ylabel=ylabel, title=title)
         ax.locator_params(axis="x", integer=True)
         if series:
@@ -181,9 +214,14 @@ def curves(
 
 
 def sorted_scores(
-    series: Mapping[str, Sequence[float]], ylabel: str = "test accuracy", title: str = "", ax: Axes | None = None
+    series: Mapping[str, Sequence[float]],
+    ylabel: str = "test accuracy",
+    title: str = "",
+    ax: Axes | None = None,
 ) -> Axes:
-    """Each method's clients from worst to best: a flat line is fair, a low left end leaves somebody behind."""
+    """Each method's clients from worst to best: a flat line is fair, a low left end leaves somebody
+    behind.
+    """
     with style() as plt:
         if ax is None:
             _, ax = plt.subplots(figsize=(4.6, 3.2))
@@ -198,7 +236,10 @@ def sorted_scores(
 
 
 def type_scores(
-    series: Mapping[str, Sequence[float]], names: Sequence[str], title: str = "", ax: Axes | None = None
+    series: Mapping[str, Sequence[float]],
+    names: Sequence[str],
+    title: str = "",
+    ax: Axes | None = None,
 ) -> Axes:
     """Accuracy of each type, one marker per method: how far the types lie apart is sigma_type."""
     with style() as plt:
@@ -230,7 +271,15 @@ def points(
         for method, (x, y) in series.items():
             at = look(method)
             size = 90 if at["marker"] == "*" else 40
-            ax.scatter(x, y, s=size, color=at["color"], marker=at["marker"], label=at["label"], linewidths=0.8)
+            ax.scatter(
+                x,
+                y,
+                s=size,
+                color=at["color"],
+                marker=at["marker"],
+                label=at["label"],
+                linewidths=0.8,
+            )
         ax.set(xlabel=xlabel, ylabel=ylabel, title=title)
         if series:
             ax.legend()
@@ -243,7 +292,11 @@ def panels(count: int, width: float = 4.4, height: float = 3.2) -> tuple[Figure,
         columns = min(3, max(1, count))
         lines = math.ceil(max(1, count) / columns)
         fig, axes = plt.subplots(
-            lines, columns, figsize=(width * columns, height * lines), squeeze=False, layout="constrained"
+            lines,
+            columns,
+            figsize=(width * columns, height * lines),
+            squeeze=False,
+            layout="constrained",
         )
         flat = list(axes.ravel())
         for ax in flat[count:]:

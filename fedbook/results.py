@@ -1,7 +1,9 @@
-"""One JSON line per finished run, keyed by a hash of its full configuration, so that nothing is ever computed twice.
+"""One JSON line per finished run, keyed by a hash of its full configuration, so that nothing is
+ever computed twice.
 
-A line is written in one go, under a lock, and flushed to the disk; a fragment left by a kill is reported, never used,
-and removed by the next append. Each line carries its own scale, seed, versions, device and seconds.
+A line is written in one go, under a lock, and flushed to the disk; a fragment left by a kill is
+reported, never used, and removed by the next append. Each line carries its own scale, seed,
+versions, device and seconds.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ def default_folder(kind: str = "results") -> Path:
     if chosen := os.environ.get(f"FEDBOOK_{kind.upper()}"):
         return Path(chosen)
     for folder in (Path.cwd(), *Path.cwd().parents):
-        if (folder / "fedbook" / "papers" / "published").is_dir() and (folder / "pyproject.toml").is_file():
+        if (folder / "fedbook" / "papers" / "published").is_dir() and (
+            folder / "pyproject.toml"
+        ).is_file():
             return folder / kind
     share = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     return share / "fedbook" / kind
@@ -84,8 +88,10 @@ class Store:
                     raise
         except OSError as error:
             raise FedbookError(
-                f"could not write the result of a finished run to {path}: {error.strerror or error}",
-                "free some space or choose another folder with --results DIR; nothing half-written was left",
+                f"could not write the result of a finished run to {path}: "
+                f"{error.strerror or error}",
+                "free some space or choose another folder with --results DIR; nothing "
+                "half-written was left",
             ) from None
 
     def load(self, **where: Any) -> list[Result]:
@@ -118,7 +124,9 @@ class Store:
             if line.strip() and (result := _parse(line)) is not None:
                 results.append(result)
             elif line.strip():
-                warnings.warn(f"{path}, line {number} is broken or unfinished and is ignored", stacklevel=3)
+                warnings.warn(
+                    f"{path}, line {number} is broken or unfinished and is ignored", stacklevel=3
+                )
         self._cache[path] = (stamp, results)
         return results
 

@@ -1,4 +1,6 @@
-"""Small federations that every test may use, and one thread so that numbers are the same everywhere."""
+"""Small federations that every test may use, and one thread so that numbers are the same
+everywhere.
+"""
 
 import os
 

@@ -1,4 +1,6 @@
-"""Frozen backbones: what comes back, where weights come from, what happens offline, and that pretraining resumes."""
+"""Frozen backbones: what comes back, where weights come from, what happens offline, and that
+pretraining resumes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ TINY = "vit_tiny_patch16_224"
 
 @pytest.fixture(scope="module")
 def images() -> torch.Tensor:
-    return torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return torch.randint(
+        0, 256, (8, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +99,10 @@ def test_fingerprint_follows_weights():
 
 def _same(a, b) -> bool:
     a, b = a.state_dict(), b.state_dict()
-    return all(torch.equal(b[k], v) for k, v in a.items()) and b.keys() - a.keys() <= {"head.weight", "head.bias"}
+    return all(torch.equal(b[k], v) for k, v in a.items()) and b.keys() - a.keys() <= {
+        "head.weight",
+        "head.bias",
+    }
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
@@ -149,7 +156,12 @@ def test_hub_cache_is_used_without_network(tiny, offline):
 def test_offline_says_which_file_is_missing_and_where_it_goes(offline):
     with pytest.raises(FedbookError) as caught:
         backbone("vit_base_patch16_224.augreg_in21k", depth=1)
-    for words in ("timm/vit_base_patch16_224.augreg_in21k", "/main/model.safetensors", "checkpoint=", "models--timm--"):
+    for words in (
+        "timm/vit_base_patch16_224.augreg_in21k",
+        "/main/model.safetensors",
+        "checkpoint=",
+        "models--timm--",
+    ):
         assert words in str(caught.value)
 
 
@@ -163,7 +175,9 @@ def test_pretraining_killed_and_resumed_gives_identical_weights(tmp_path, images
     from safetensors.torch import load_file
 
     x = images.repeat(8, 1, 1, 1)
-    options = dict(epochs=2, recipe="supervised", data=(x, torch.arange(64) % 4), batch_size=32, quiet=True)
+    options = dict(
+        epochs=2, recipe="supervised", data=(x, torch.arange(64) % 4), batch_size=32, quiet=True
+    )
     whole = pretrain.pretrain_vit(tmp_path / "whole", **options)
 
     real, calls = pretrain._losses, []
@@ -182,7 +196,10 @@ def test_pretraining_killed_and_resumed_gives_identical_weights(tmp_path, images
     parts = pretrain.pretrain_vit(tmp_path / "parts", **options)
     a, b = load_file(whole), load_file(parts)
     assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
-    epochs = [json.loads(line)["epoch"] for line in (tmp_path / "parts" / "log.jsonl").read_text().splitlines()]
+    epochs = [
+        json.loads(line)["epoch"]
+        for line in (tmp_path / "parts" / "log.jsonl").read_text().splitlines()
+    ]
     assert epochs == [1, 2]
     with pytest.raises(FedbookError, match="another run"):
         pretrain.pretrain_vit(tmp_path / "parts", **{**options, "seed": 1})
@@ -203,7 +220,9 @@ def test_distillation_targets_are_kept_and_tied_to_their_images(tmp_path, images
 
 
 def test_targets_are_cropped_and_mirrored_with_the_image():
-    """Were the teacher's map the image itself at 4x4, the moved map would be the view at 4x4, up to colour changes."""
+    """Were the teacher's map the image itself at 4x4, the moved map would be the view at 4x4, up to
+    colour changes.
+    """
     import torch.nn.functional as F
 
     rng = torch.Generator().manual_seed(0)
@@ -214,8 +233,12 @@ def test_targets_are_cropped_and_mirrored_with_the_image():
 
     def likeness(theta):
         grid = F.affine_grid(theta, [64, 1, 4, 4], align_corners=False)
-        moved = F.grid_sample(F.avg_pool2d(x[:, :1].float(), 8), grid, padding_mode="border", align_corners=False)
-        both = torch.stack([moved.flatten(1), F.avg_pool2d(view.mean(1, keepdim=True), 8).flatten(1)], 1)
+        moved = F.grid_sample(
+            F.avg_pool2d(x[:, :1].float(), 8), grid, padding_mode="border", align_corners=False
+        )
+        both = torch.stack(
+            [moved.flatten(1), F.avg_pool2d(view.mean(1, keepdim=True), 8).flatten(1)], 1
+        )
         return torch.stack([pair.corrcoef()[0, 1].abs() for pair in both]).median()
 
     assert likeness(theta) > 0.9
@@ -228,7 +251,12 @@ def test_pretrained_beats_random_initialisation_on_digits():
 
     digits = load_digits()
     x = torch.from_numpy(digits.images).float()[:, None] * (255 / 16)
-    x = torch.nn.functional.interpolate(x, size=32, mode="bilinear").round().to(torch.uint8).expand(-1, 3, -1, -1)
+    x = (
+        torch.nn.functional.interpolate(x, size=32, mode="bilinear")
+        .round()
+        .to(torch.uint8)
+        .expand(-1, 3, -1, -1)
+    )
     y = torch.from_numpy(digits.target)
     train, test = slice(0, 400), slice(400, 800)
     scores = []

@@ -1,4 +1,6 @@
-"""The benchmark compares equals: both loops end with the same weights, and it reports what it promises."""
+"""The benchmark compares equals: both loops end with the same weights, and it reports what it
+promises.
+"""
 
 from fedbook import bench
 
@@ -14,7 +16,15 @@ def test_memory_is_that_of_the_run():
     few = bench.peak_memory(10)
     assert few["peak_mb"] > few["before_mb"] > 0
     out = {
-        **dict(clients=100, participants=10, samples_per_client=128, parameters=1, threads=1, repeats=1, rounds=1),
+        **dict(
+            clients=100,
+            participants=10,
+            samples_per_client=128,
+            parameters=1,
+            threads=1,
+            repeats=1,
+            rounds=1,
+        ),
         "seconds_per_round": {"fedbook": 1.0, "bare": 0.95},
         "bare_over_fedbook": 0.95,
         "cpu_bare_over_fedbook": 0.95,

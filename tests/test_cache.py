@@ -1,4 +1,6 @@
-"""Per-image caches: the same numbers as without, computed once, within a budget, never for other images or weights."""
+"""Per-image caches: the same numbers as without, computed once, within a budget, never for other
+images or weights.
+"""
 
 import dataclasses
 
@@ -17,17 +19,23 @@ N = 12
 
 def vit(seed: int = 0) -> VisionTransformer:
     torch.manual_seed(seed)
-    return VisionTransformer(img_size=16, patch_size=8, embed_dim=24, depth=3, num_heads=3, num_classes=0)
+    return VisionTransformer(
+        img_size=16, patch_size=8, embed_dim=24, depth=3, num_heads=3, num_classes=0
+    )
 
 
 @pytest.fixture
 def federation() -> Federation:
-    x = torch.randint(0, 256, (N, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    x = torch.randint(
+        0, 256, (N, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     clients = (
         Client(0, 0, torch.tensor([0, 1, 2]), torch.tensor([3])),
         Client(1, 0, torch.tensor([5, 6]), torch.tensor([7, 3])),
     )  # samples 4 and 8..11 belong to nobody
-    return Federation(x, torch.arange(N) % 3, clients, ("a", "b", "c"), ("t",), (0.4, 0.5, 0.6), (0.2, 0.2, 0.3))
+    return Federation(
+        x, torch.arange(N) % 3, clients, ("a", "b", "c"), ("t",), (0.4, 0.5, 0.6), (0.2, 0.2, 0.3)
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -73,10 +81,14 @@ def test_only_asked_rows_are_computed_and_only_once(federation):
     torch.testing.assert_close(rows[[5]], federation.inputs(torch.tensor([5])).flatten(1)[:, :2])
     per_image("k", federation, net, counted)
     assert counted.images == 7
-    more = dataclasses.replace(federation, clients=(Client(0, 0, torch.tensor([3, 4]), torch.tensor([8])),))
+    more = dataclasses.replace(
+        federation, clients=(Client(0, 0, torch.tensor([3, 4]), torch.tensor([8])),)
+    )
     filled = per_image("k", more, net, counted)
     assert counted.images == 9 and filled[:, 0].isnan().sum() == 3
-    assert rows[:, 0].isnan().sum() == 5  # what was handed out before has not changed under its owner
+    assert (
+        rows[:, 0].isnan().sum() == 5
+    )  # what was handed out before has not changed under its owner
     per_image("other", federation, net, counted)
     assert counted.images == 16
 
@@ -185,7 +197,9 @@ def test_images_are_brought_to_the_backbones_normalisation(federation):
     assert float((here.precompute(federation)["cls"][index] - expected).abs().max()) < 1e-5
     assert not any(p.requires_grad for p in here.rescale.parameters())
     plain = dataclasses.replace(federation, mean=None, std=None)
-    assert float((linear_probe(plain, net).embed(plain.inputs(index)) - expected).abs().max()) < 1e-5
+    assert (
+        float((linear_probe(plain, net).embed(plain.inputs(index)) - expected).abs().max()) < 1e-5
+    )
 
 
 def test_centring_uses_the_clients_training_images(federation):

@@ -30,9 +30,13 @@ def test_cct_pools_its_tokens_and_knows_their_places():
     assert model.embed(x).shape == (3, 16) and model.features.position.shape == (16, 16)
     assert torch.allclose(model(x)[1:2], model(x[1:2]), atol=1e-5)
     features = model.features
-    tokens = features.norm(features.layers(features.tokenizer(x).transpose(1, 2) + features.position))
+    tokens = features.norm(
+        features.layers(features.tokenizer(x).transpose(1, 2) + features.position)
+    )
     weight = features.pool(tokens).softmax(1)
-    assert torch.allclose(weight.sum(1), torch.ones(3, 1)) and torch.allclose((weight * tokens).sum(1), model.embed(x))
+    assert torch.allclose(weight.sum(1), torch.ones(3, 1)) and torch.allclose(
+        (weight * tokens).sum(1), model.embed(x)
+    )
     flipped = model(x.flip(3))
     assert not torch.allclose(flipped, model(x), atol=1e-4)
 
@@ -42,14 +46,24 @@ def test_cct_is_random_only_in_training():
     model = models.build("cct", federation, layers=2, width=16, heads=2)
     x = federation.inputs(torch.arange(6))
     assert torch.equal(model.eval()(x), model(x)) and not torch.equal(model.train()(x), model(x))
-    quiet = models.build("cct", federation, layers=2, width=16, heads=2, dropout=0.0, depth_drop=0.0).train()
+    quiet = models.build(
+        "cct", federation, layers=2, width=16, heads=2, dropout=0.0, depth_drop=0.0
+    ).train()
     assert torch.equal(quiet(x), quiet(x))
-    layer = models.build("cct", federation, layers=2, width=16, heads=2, depth_drop=0.5).features.layers[1].train()
+    layer = (
+        models.build("cct", federation, layers=2, width=16, heads=2, depth_drop=0.5)
+        .features.layers[1]
+        .train()
+    )
     kept = layer.branch(torch.ones(4000, 1, 1))
-    assert set(kept.flatten().tolist()) == {0.0, 2.0} and kept.mean().item() == pytest.approx(1, abs=0.1)
+    assert set(kept.flatten().tolist()) == {0.0, 2.0} and kept.mean().item() == pytest.approx(
+        1, abs=0.1
+    )
 
 
-@pytest.mark.parametrize("name, parameters, width", [("resnet18", 11_689_512, 512), ("mobilenet_v2", 3_504_872, 1280)])
+@pytest.mark.parametrize(
+    "name, parameters, width", [("resnet18", 11_689_512, 512), ("mobilenet_v2", 3_504_872, 1280)]
+)
 def test_torchvisions_networks_have_their_size(name, parameters, width):
     model = models.build(name, pictures(64, classes=10))
     assert size(model) == parameters - 1000 * (width + 1) + 10 * (width + 1)
@@ -89,7 +103,17 @@ def test_what_does_not_fit_is_refused(toy):
 
 def test_they_train_in_rounds():
     federation = pictures(8)
-    for name, options in (("cct", {"layers": 1, "width": 16, "heads": 2}), ("mobilenet_v2", {"norm": "group"})):
+    for name, options in (
+        ("cct", {"layers": 1, "width": 16, "heads": 2}),
+        ("mobilenet_v2", {"norm": "group"}),
+    ):
         model = models.build(name, federation, **options)
-        done = simulate(methods.get("fedavg", lr=0.01, batch_size=10), federation, model, 1, device="cpu", quiet=True)
+        done = simulate(
+            methods.get("fedavg", lr=0.01, batch_size=10),
+            federation,
+            model,
+            1,
+            device="cpu",
+            quiet=True,
+        )
         assert all(t.isfinite().all() for t in done.run().params.values())

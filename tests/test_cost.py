@@ -10,8 +10,12 @@ from fedbook.papers import get
 
 def planned(method, **options):
     spec = get("fedgcr/table6")
-    e = spec.experiment(next(r for r in spec.rows if r.method == method and r["dif"] == 10), "paper", 0)
-    return dataclasses.replace(e, model={**e.model, "backbone": "bundled"}, method={**e.method, **options})
+    e = spec.experiment(
+        next(r for r in spec.rows if r.method == method and r["dif"] == 10), "paper", 0
+    )
+    return dataclasses.replace(
+        e, model={**e.model, "backbone": "bundled"}, method={**e.method, **options}
+    )
 
 
 def counted(method, **options):
@@ -19,7 +23,9 @@ def counted(method, **options):
 
 
 def test_a_linear_probe_costs_what_its_matrix_does():
-    e = dataclasses.replace(planned("fedavg"), model={"name": "linear_probe", "backbone": "bundled"})
+    e = dataclasses.replace(
+        planned("fedavg"), model={"name": "linear_probe", "backbone": "bundled"}
+    )
     found = cost(e, (3, 32, 32), 7, [40, 60], 30)
     # features are computed once: forward 2 * 128 * 7, and the weight's gradient the same
     assert found["gflop_per_image_and_round"] * 1e9 == 2 * 2 * 128 * 7
@@ -31,8 +37,12 @@ def test_what_methods_add():
     plain, sam, gcr = counted("fedavg"), counted("fedsam"), counted("fedgcr")
     step, look = plain["gflop_per_image_and_round"], plain["gflop_per_image_tested"]
     assert sam["gflop_per_image_and_round"] == pytest.approx(2 * step)  # two gradients
-    assert sam["memory_mb"]["activations_of_a_batch"] == pytest.approx(plain["memory_mb"]["activations_of_a_batch"])
-    assert gcr["gflop_per_image_and_round"] == pytest.approx(step + 2 * look, rel=0.05)  # z_0 and z_prev
+    assert sam["memory_mb"]["activations_of_a_batch"] == pytest.approx(
+        plain["memory_mb"]["activations_of_a_batch"]
+    )
+    assert gcr["gflop_per_image_and_round"] == pytest.approx(
+        step + 2 * look, rel=0.05
+    )  # z_0 and z_prev
     assert counted("fedmix")["gflop_per_image_and_round"] > 1.5 * step
     assert gcr["memory_mb"]["weights"] > plain["memory_mb"]["weights"]
     assert counted("fedavg", batch_size=32)["gflop_per_image_and_round"] == pytest.approx(step)
@@ -48,4 +58,7 @@ def test_epochs_and_participation_count():
 def test_published_clients_need_no_data():
     types, sizes = published_sizes(planned("fedgcr"))
     assert len(sizes) == 18 and types[:10] == ["photo"] * 10
-    assert published_sizes(dataclasses.replace(planned("fedgcr"), partition={"name": "dirichlet"})) is None
+    assert (
+        published_sizes(dataclasses.replace(planned("fedgcr"), partition={"name": "dirichlet"}))
+        is None
+    )

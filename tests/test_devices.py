@@ -1,7 +1,8 @@
-"""No GPU here, so every method runs on the meta device under a guard that refuses any operation mixing devices.
+"""No GPU here, so every method runs on the meta device under a guard that refuses any operation
+mixing devices.
 
-Meta tensors have no values: what is read back (`.item()`, `.tolist()`, truth values) is replaced by a constant. What
-is left is exactly the question of where every tensor lives.
+Meta tensors have no values: what is read back (`.item()`, `.tolist()`, truth values) is replaced by
+a constant. What is left is exactly the question of where every tensor lives.
 """
 
 import contextlib
@@ -14,7 +15,11 @@ from torch.utils._pytree import tree_leaves
 
 from fedbook import Device, methods, models, simulate
 
-COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default, torch.ops.aten._foreach_copy_.default}
+COPIES = {
+    torch.ops.aten._to_copy.default,
+    torch.ops.aten.copy_.default,
+    torch.ops.aten._foreach_copy_.default,
+}
 
 
 class OneDevice(TorchDispatchMode):
@@ -22,7 +27,11 @@ class OneDevice(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        found = {t.device.type for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.ndim > 0}
+        found = {
+            t.device.type
+            for t in tree_leaves((args, kwargs))
+            if isinstance(t, Tensor) and t.ndim > 0
+        }
         if len(found) > 1 and func not in COPIES:
             raise AssertionError(f"{func} mixes {sorted(found)}")
         return func(*args, **kwargs)
@@ -31,18 +40,35 @@ class OneDevice(TorchDispatchMode):
 @contextlib.contextmanager
 def unreadable(monkeypatch):
     """Reading a meta tensor gives ones, since there is nothing to read."""
-    plain = {name: getattr(Tensor, name) for name in ("item", "tolist", "__bool__", "__float__", "__int__", "cpu")}
+    plain = {
+        name: getattr(Tensor, name)
+        for name in ("item", "tolist", "__bool__", "__float__", "__int__", "cpu")
+    }
 
     def ones(t):
         return torch.ones(t.shape, dtype=t.dtype)
 
     with monkeypatch.context() as patch:
         for name, real in plain.items():
-            patch.setattr(Tensor, name, lambda t, *a, _r=real, _n=name, **k: _r(ones(t) if t.is_meta else t, *a, **k))
-        patch.setattr(torch, "unique", lambda t, **k: (t, torch.zeros_like(t)))  # its size depends on values
-        patch.setattr(torch, "repeat_interleave", lambda t: torch.zeros(SAMPLES, dtype=torch.int64, device=t.device))
-        patch.setattr(torch, "bincount", lambda t, *a, minlength=0: torch.ones(minlength, device=t.device))
-        patch.setattr("fedbook.rounds.evaluation.score", lambda owner, clients, *a: NOTHING(clients))
+            patch.setattr(
+                Tensor,
+                name,
+                lambda t, *a, _r=real, _n=name, **k: _r(ones(t) if t.is_meta else t, *a, **k),
+            )
+        patch.setattr(
+            torch, "unique", lambda t, **k: (t, torch.zeros_like(t))
+        )  # its size depends on values
+        patch.setattr(
+            torch,
+            "repeat_interleave",
+            lambda t: torch.zeros(SAMPLES, dtype=torch.int64, device=t.device),
+        )
+        patch.setattr(
+            torch, "bincount", lambda t, *a, minlength=0: torch.ones(minlength, device=t.device)
+        )
+        patch.setattr(
+            "fedbook.rounds.evaluation.score", lambda owner, clients, *a: NOTHING(clients)
+        )
         yield
 
 
@@ -56,8 +82,15 @@ def NOTHING(clients):
 
 
 def model_for(method, images):
-    prompted = {"pt_fedavg": ("vpt", {"extra": 1}), "pfedhn": ("vpt", {"extra": 1}), "fedgcr": ("fedgc", {})}
-    prompted |= {"fgpt": ("fgpt", {"groups": 4}), "fed_dualprompt": ("fgpt", {"groups": 4, "learn_keys": True})}
+    prompted = {
+        "pt_fedavg": ("vpt", {"extra": 1}),
+        "pfedhn": ("vpt", {"extra": 1}),
+        "fedgcr": ("fedgc", {}),
+    }
+    prompted |= {
+        "fgpt": ("fgpt", {"groups": 4}),
+        "fed_dualprompt": ("fgpt", {"groups": 4, "learn_keys": True}),
+    }
     if method in prompted:
         name, options = prompted[method]
         return models.build(name, images, backbone=tiny_vit(), **options)
@@ -67,14 +100,23 @@ def model_for(method, images):
 def tiny_vit():
     from timm.models.vision_transformer import VisionTransformer
 
-    vit = VisionTransformer(img_size=8, patch_size=4, embed_dim=12, depth=2, num_heads=2, num_classes=0)
+    vit = VisionTransformer(
+        img_size=8, patch_size=4, embed_dim=12, depth=2, num_heads=2, num_classes=0
+    )
     return vit.requires_grad_(False).eval()
 
 
 @pytest.mark.parametrize("name", methods.names())
 def test_no_stray_cpu_tensor(name, images, monkeypatch):
     federation = images.to("meta")
-    run = simulate(methods.get(name, batch_size=8), federation, model_for(name, images), 2, device="meta", quiet=True)
+    run = simulate(
+        methods.get(name, batch_size=8),
+        federation,
+        model_for(name, images),
+        2,
+        device="meta",
+        quiet=True,
+    )
     with unreadable(monkeypatch), OneDevice():
         run.run()
     assert all(t.is_meta for t in run.params.values())
@@ -85,7 +127,9 @@ def test_the_guard_notices_a_stray_tensor(images, monkeypatch):
 
     class Stray(CrossEntropy):
         def __call__(self, local, batch, sent, memory):
-            return super().__call__(local, batch, sent, memory) + (batch.logits * torch.ones(4)).sum()
+            return (
+                super().__call__(local, batch, sent, memory) + (batch.logits * torch.ones(4)).sum()
+            )
 
     run = simulate(
         methods.get("fedavg").replace(objective=(Stray(),)),
@@ -95,7 +139,11 @@ def test_the_guard_notices_a_stray_tensor(images, monkeypatch):
         device="meta",
         quiet=True,
     )
-    with unreadable(monkeypatch), OneDevice(), pytest.raises((AssertionError, RuntimeError), match="mixes|devices"):
+    with (
+        unreadable(monkeypatch),
+        OneDevice(),
+        pytest.raises((AssertionError, RuntimeError), match="mixes|devices"),
+    ):
         run.run()
 
 

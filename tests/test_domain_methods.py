@@ -1,4 +1,6 @@
-"""FedSAM, Harmo-FL and FedMix: steps, spectra and expansions, checked against what they are made of."""
+"""FedSAM, Harmo-FL and FedMix: steps, spectra and expansions, checked against what they are made
+of.
+"""
 
 import dataclasses
 
@@ -18,38 +20,51 @@ LOCAL = {"lr": 0.1, "batch_size": 4}
 
 
 def build(federation, name="mlp", **options):
-    return models.build(name, federation, seed=7, **({"width": 8} if name == "mlp" else {}), **options)
+    return models.build(
+        name, federation, seed=7, **({"width": 8} if name == "mlp" else {}), **options
+    )
 
 
 def run(name, federation, rounds=1, model=None, **options):
     method = methods.get(name, **{**LOCAL, **options})
-    return simulate(method, federation, model or build(federation), rounds, device="cpu", quiet=True).run()
+    return simulate(
+        method, federation, model or build(federation), rounds, device="cpu", quiet=True
+    ).run()
 
 
 def bits(a, b):
-    return all(torch.equal(a.params[n], b.params[n]) for n in a.params) and a.params.keys() == b.params.keys()
+    return (
+        all(torch.equal(a.params[n], b.params[n]) for n in a.params)
+        and a.params.keys() == b.params.keys()
+    )
 
 
 def normed(federation):
     """A model with BatchNorm and without dropout."""
     torch.manual_seed(0)
-    return Classifier(nn.Sequential(nn.Flatten(), nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU()), 6, 3)
+    return Classifier(
+        nn.Sequential(nn.Flatten(), nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU()), 6, 3
+    )
 
 
 def vit(federation):
     from timm.models.vision_transformer import VisionTransformer
 
     torch.manual_seed(0)
-    frozen = VisionTransformer(img_size=8, patch_size=4, embed_dim=12, depth=2, num_heads=2, num_classes=0)
+    frozen = VisionTransformer(
+        img_size=8, patch_size=4, embed_dim=12, depth=2, num_heads=2, num_classes=0
+    )
     return frozen.requires_grad_(False).eval()
 
 
 def turn(federation, model, terms, client=0):
     rng = torch.Generator().manual_seed(0)
-    return Local(federation.clients[client], federation, model, {}, 1, rng, Device("cpu"), terms, {}, {})
+    return Local(
+        federation.clients[client], federation, model, {}, 1, rng, Device("cpu"), terms, {}, {}
+    )
 
 
-# -- FedSAM -----------------------------------------------------------------------------------------------------------
+# -- FedSAM ----------------------------------------------------------------------------------------
 class TwoTensors(nn.Module):
     """w = (a, b); the data are ignored."""
 
@@ -87,7 +102,9 @@ def quadratic_round(toy, rho, lr=0.1, start=(2.0, 0.5), **curvature):
 
 
 def test_sam_is_exact_on_a_quadratic(toy):
-    """w = (2, 1/2): g = (4, 3), ||g|| = 5; at w + g/10 the gradient is (2 2.4, 6 0.8) = (4.8, 4.8)."""
+    """w = (2, 1/2): g = (4, 3), ||g|| = 5; at w + g/10 the gradient is (2 2.4, 6 0.8) = (4.8,
+    4.8).
+    """
     w, seen = quadratic_round(toy, rho=0.5)
     assert seen == [(2.0, 0.5), pytest.approx((2.4, 0.8))]
     assert w == pytest.approx((2 - 0.1 * 4.8, 0.5 - 0.1 * 4.8), abs=1e-6)
@@ -106,7 +123,9 @@ def test_a_zero_gradient_perturbs_nothing(toy):
 
 
 @pytest.mark.parametrize("model", [build, normed])
-@pytest.mark.parametrize("options", [{}, {"optimizer": "adamw", "lr": 0.01}, {"momentum": 0.9, "clip": 0.5}])
+@pytest.mark.parametrize(
+    "options", [{}, {"optimizer": "adamw", "lr": 0.01}, {"momentum": 0.9, "clip": 0.5}]
+)
 def test_fedsam_without_radius_is_fedavg_bit_for_bit(toy, model, options):
     a = run("fedavg", toy, 2, model(toy), epochs=2, **options)
     b = run("fedsam", toy, 2, model(toy), epochs=2, rho=0.0, **options)
@@ -116,7 +135,10 @@ def test_fedsam_without_radius_is_fedavg_bit_for_bit(toy, model, options):
 def test_sam_counts_batchnorm_once_and_reads_it_at_w(toy):
     a = run("fedavg", toy, 1, normed(toy), lr=0.0)
     b = run("fedsam", toy, 1, normed(toy), lr=0.0, rho=1.0)
-    assert bits(a, b) and b.params["features.2.num_batches_tracked"].item() == len(toy.clients[0].train) // 4
+    assert (
+        bits(a, b)
+        and b.params["features.2.num_batches_tracked"].item() == len(toy.clients[0].train) // 4
+    )
 
 
 def test_a_step_of_sam_written_out(toy):
@@ -126,7 +148,9 @@ def test_a_step_of_sam_written_out(toy):
     model, index = build(toy), toy.clients[0].train
 
     def gradient():
-        return torch.autograd.grad(F.cross_entropy(model(toy.inputs(index)), toy.y[index]), list(model.parameters()))
+        return torch.autograd.grad(
+            F.cross_entropy(model(toy.inputs(index)), toy.y[index]), list(model.parameters())
+        )
 
     g = gradient()
     norm = sum((t**2).sum() for t in g) ** 0.5
@@ -135,10 +159,13 @@ def test_a_step_of_sam_written_out(toy):
         for p, t in zip(model.parameters(), g):
             p += 0.7 * t / norm
     expected = [w - 0.3 * t for w, t in zip(start, gradient())]
-    assert all(torch.allclose(got.params[n], e, atol=1e-6) for (n, _), e in zip(model.named_parameters(), expected))
+    assert all(
+        torch.allclose(got.params[n], e, atol=1e-6)
+        for (n, _), e in zip(model.named_parameters(), expected)
+    )
 
 
-# -- Harmo-FL ---------------------------------------------------------------------------------------------------------
+# -- Harmo-FL --------------------------------------------------------------------------------------
 def spectrum(x):
     return torch.fft.fft2(x)
 
@@ -155,7 +182,9 @@ def test_phases_are_kept_and_amplitudes_become_the_shared_ones(images):
     norm, x = AmplitudeNorm(images), images.inputs(images.clients[2].test)
     before, after = spectrum(x), spectrum(norm(x))
     half = norm.A.shape[-1]
-    assert torch.allclose(after[..., :half].abs(), norm.A.expand_as(after[..., :half]), rtol=1e-3, atol=1e-4)
+    assert torch.allclose(
+        after[..., :half].abs(), norm.A.expand_as(after[..., :half]), rtol=1e-3, atol=1e-4
+    )
     turned = (before * after.conj()).angle().abs()
     assert turned.max() < 1e-2 and (norm(x) - x).abs().max() > 0.05
 
@@ -164,7 +193,9 @@ def test_a_window_of_zero_changes_only_each_channels_mean(images):
     norm, x = AmplitudeNorm(images, window=0.0), images.inputs(images.clients[0].train)
     shift = norm(x) - x
     assert shift.flatten(2).std(-1).max() < 1e-5 and shift.abs().max() > 1e-3
-    assert torch.allclose(norm(x).mean((-2, -1)), (norm.A[:, 0, 0] / 64).expand(len(x), 3), atol=1e-5)
+    assert torch.allclose(
+        norm(x).mean((-2, -1)), (norm.A[:, 0, 0] / 64).expand(len(x), 3), atol=1e-5
+    )
 
 
 def test_a_window_replaces_the_low_frequencies(images):
@@ -187,10 +218,15 @@ def test_the_shared_amplitude_is_the_mean_of_the_clients_means():
 
 
 def test_normalised_pixels_are_read_before_their_normalisation(images):
-    """Zero mean images have a zero frequency of either sign; the amplitude must be that of the pixels."""
+    """Zero mean images have a zero frequency of either sign; the amplitude must be that of the
+    pixels.
+    """
     centred = dataclasses.replace(images, mean=(0.5,) * 3, std=(0.25,) * 3)
     index = images.clients[1].test
-    plain, other = AmplitudeNorm(images)(images.inputs(index)), AmplitudeNorm(centred)(centred.inputs(index))
+    plain, other = (
+        AmplitudeNorm(images)(images.inputs(index)),
+        AmplitudeNorm(centred)(centred.inputs(index)),
+    )
     assert torch.allclose((plain - 0.5) / 0.25, other, atol=1e-4)
 
 
@@ -200,7 +236,9 @@ def test_harmofl_without_its_two_parts_is_fedavg_and_without_the_first_fedsam(im
 
     fedavg = run("fedavg", images, 2, model())
     assert bits(fedavg, run("harmofl", images, 2, model(), alpha=0.0, amplitude=False))
-    assert bits(run("fedsam", images, 2, model()), run("harmofl", images, 2, model(), amplitude=False))
+    assert bits(
+        run("fedsam", images, 2, model()), run("harmofl", images, 2, model(), amplitude=False)
+    )
     both = run("harmofl", images, 2, model())
     assert not torch.equal(both.params["model.head.weight"], fedavg.params["head.weight"])
 
@@ -212,10 +250,14 @@ def test_harmofl_normalises_at_test_time_too(images):
     zero = run("harmofl", images, 2, window=0.0).model.eval()
     index = images.clients[0].test
     assert torch.allclose(
-        zero.norm(images.inputs(index)).mean((-2, -1)), zero.norm(dark.inputs(index)).mean((-2, -1)), atol=1e-6
+        zero.norm(images.inputs(index)).mean((-2, -1)),
+        zero.norm(dark.inputs(index)).mean((-2, -1)),
+        atol=1e-6,
     )
     inner, x = done.model.model, images.inputs(index)
-    assert torch.allclose(done.model(x), inner(done.model.norm(x))) and not torch.allclose(done.model(x), inner(x))
+    assert torch.allclose(done.model(x), inner(done.model.norm(x))) and not torch.allclose(
+        done.model(x), inner(x)
+    )
     loss = F.cross_entropy(inner(done.model.norm(x)), images.y[index]).item()
     assert evaluate(done.model, images, device="cpu").loss[0] == pytest.approx(loss, abs=1e-5)
     assert done.records[-1].test_loss[0] == pytest.approx(loss, abs=1e-5)
@@ -236,7 +278,7 @@ def test_harmofl_needs_images(toy):
     run("harmofl", toy, amplitude=False)
 
 
-# -- FedMix -----------------------------------------------------------------------------------------------------------
+# -- FedMix ----------------------------------------------------------------------------------------
 def only(x, y):
     """One mean, given."""
     means = Means.__new__(Means)
@@ -254,16 +296,25 @@ def mixed(toy, lam, index, **options):
     """(the model, the objective on these samples with one fixed mean, that mean)."""
     double = dataclasses.replace(toy, x=toy.x.double())
     model, g = smooth(toy), torch.Generator().manual_seed(2)
-    xbar, ybar = torch.randn(5, generator=g, dtype=torch.float64), torch.tensor([0.2, 0.5, 0.3]).double()
+    xbar, ybar = (
+        torch.randn(5, generator=g, dtype=torch.float64),
+        torch.tensor([0.2, 0.5, 0.3]).double(),
+    )
     model.fedmix = only(xbar, ybar)
     term = MeanMixup(lam, **options)
     local = turn(double, model, (term,))
-    return model, term(local, Batch(local, index), {}, {}), (double.x[index], toy.y[index], xbar, ybar)
+    return (
+        model,
+        term(local, Batch(local, index), {}, {}),
+        (double.x[index], toy.y[index], xbar, ybar),
+    )
 
 
 def mixup(model, lam, x, y, xbar, ybar):
     logits = model((1 - lam) * x + lam * xbar)
-    return (1 - lam) * F.cross_entropy(logits, y) + lam * F.cross_entropy(logits, ybar.expand_as(logits))
+    return (1 - lam) * F.cross_entropy(logits, y) + lam * F.cross_entropy(
+        logits, ybar.expand_as(logits)
+    )
 
 
 def test_fedmix_is_mixup_to_first_order(toy):
@@ -274,7 +325,12 @@ def test_fedmix_is_mixup_to_first_order(toy):
         w = list(model.parameters())
         target = mixup(model, lam, *data)
         wanted, got = torch.autograd.grad(target, w), torch.autograd.grad(loss, w)
-        gaps.append(((loss - target).abs().item(), sum((a - b).abs().sum().item() for a, b in zip(wanted, got))))
+        gaps.append(
+            (
+                (loss - target).abs().item(),
+                sum((a - b).abs().sum().item() for a, b in zip(wanted, got)),
+            )
+        )
     for big, small in zip(gaps, gaps[1:]):
         assert all(3.4 < b / s < 4.6 for b, s in zip(big, small))
 
@@ -300,13 +356,20 @@ def test_fedmix_without_mixing_is_fedavg_bit_for_bit(images):
     def model():
         return build(images, "cnn", width=4, hidden=8)
 
-    a, b = run("fedavg", images, 2, model(), epochs=2), run("fedmix", images, 2, model(), epochs=2, lam=0.0)
+    a, b = (
+        run("fedavg", images, 2, model(), epochs=2),
+        run("fedmix", images, 2, model(), epochs=2, lam=0.0),
+    )
     assert bits(a, b) and a.records[-1].train_acc == b.records[-1].train_acc
 
 
 def test_means_cover_everybody_and_hide_single_samples(toy):
     means = Means(toy, 5)  # 8, 12, 20, 40 samples: 1, 2, 4 and 8 means
-    assert means.x.shape == (15, 5) and torch.allclose(means.y.sum(1), torch.ones(15)) and (means.y >= 0).all()
+    assert (
+        means.x.shape == (15, 5)
+        and torch.allclose(means.y.sum(1), torch.ones(15))
+        and (means.y >= 0).all()
+    )
     index = toy.clients[0].train
     assert torch.allclose(means.x[0], toy.x[index].mean(0), atol=1e-6)
     assert torch.allclose(means.y[0], F.one_hot(toy.y[index], 3).float().mean(0))
@@ -325,11 +388,15 @@ def test_means_are_sent_once_and_counted(images):
 
 @pytest.mark.parametrize("name", ["vpt", "linear_probe", "fedgc"])
 def test_fedmix_sees_the_image_through_a_frozen_vit(images, name):
-    """Attention must be differentiated twice, and cached features have no derivative in the image."""
+    """Attention must be differentiated twice, and cached features have no derivative in the
+    image.
+    """
     model = models.build(name, images, seed=3, backbone=vit(images))
     before = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
     done = run("fedmix", images, 1, model, lam=0.3)
-    assert all(torch.isfinite(t).all() and not torch.equal(t, before[n]) for n, t in done.params.items())
+    assert all(
+        torch.isfinite(t).all() and not torch.equal(t, before[n]) for n, t in done.params.items()
+    )
     assert max(done.records[0].train_acc.values()) > 0
 
 
@@ -340,19 +407,27 @@ def test_fedmix_refuses_what_cannot_be_averaged(toy):
         methods.get("fedmix", lam=1.0)
 
 
-# -- all three --------------------------------------------------------------------------------------------------------
+# -- all three -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["fedsam", "harmofl", "fedmix"])
 def test_a_resumed_run_ends_with_the_same_bits(name, images, tmp_path):
     straight = run(name, images, 4, participation=3)
     for rounds in (2, 4):
         method = methods.get(name, participation=3, **LOCAL)
         again = simulate(
-            method, images, build(images), rounds, device="cpu", checkpoint=tmp_path / "run", quiet=True
+            method,
+            images,
+            build(images),
+            rounds,
+            device="cpu",
+            checkpoint=tmp_path / "run",
+            quiet=True,
         ).run()
     assert bits(straight, again)
     a, b = ([dataclasses.replace(r, seconds=0.0) for r in x.records] for x in (straight, again))
     assert a == b
-    finished = simulate(method, images, build(images), 4, device="cpu", checkpoint=tmp_path / "run", quiet=True).run()
+    finished = simulate(
+        method, images, build(images), 4, device="cpu", checkpoint=tmp_path / "run", quiet=True
+    ).run()
     scores = evaluate(finished.model, images, device="cpu")
     assert scores.acc == straight.records[-1].test_acc
 

@@ -1,4 +1,6 @@
-"""DSA-IGN: its shape as printed, the position code it needs, the four losses by hand, and torch's layer as witness."""
+"""DSA-IGN: its shape as printed, the position code it needs, the four losses by hand, and torch's
+layer as witness.
+"""
 
 import math
 
@@ -32,21 +34,27 @@ def net(seed=0, **options):
 
 def pairs(n=24, dim=512, seed=0):
     g = torch.Generator().manual_seed(seed)
-    return F.normalize(torch.randn(n, dim, generator=g), dim=1), F.normalize(torch.randn(n, dim, generator=g), dim=1)
+    return F.normalize(torch.randn(n, dim, generator=g), dim=1), F.normalize(
+        torch.randn(n, dim, generator=g), dim=1
+    )
 
 
-# -- the network -------------------------------------------------------------------------------------------------------
+# -- the network -----------------------------------------------------------------------------------
 def test_it_has_the_printed_size():
     """Three layers of width 32 with feed-forward 2048, and a matrix of 1024 x 512."""
     model = net(ffn=2048)
     layer = 3 * 32 * 32 + 3 * 32 + 32 * 32 + 32 + 2 * 32 * 2048 + 2048 + 32 + 4 * 32
     assert sum(p.numel() for p in model.parameters()) == 3 * layer + 1024 * 512 + 32 * 32
     assert model.projection.weight.shape == (512, 1024) and model.projection.bias is None
-    assert len(model.encoder) == 3 and all(l.norm_first and l.heads == 8 and l.p == 0 for l in model.encoder)
+    assert len(model.encoder) == 3 and all(
+        l.norm_first and l.heads == 8 and l.p == 0 for l in model.encoder
+    )
     z, u, rebuilt = model(pairs(5)[0])
     assert z.shape == u.shape == rebuilt.shape == (5, 512)
     mlp = net(projection="mlp")
-    assert [type(m) for m in mlp.projection] == [nn.Linear, nn.ReLU, nn.Linear] and mlp(pairs(2)[0])[2].shape == (
+    assert [type(m) for m in mlp.projection] == [nn.Linear, nn.ReLU, nn.Linear] and mlp(
+        pairs(2)[0]
+    )[2].shape == (
         2,
         512,
     )
@@ -112,7 +120,10 @@ def test_a_layer_is_torchs(norm_first):
 def test_the_feed_forward_is_exact_over_its_chunks():
     torch.manual_seed(0)
     x = torch.randn(2 * FeedForward.CHUNK + 5, 6, dtype=torch.float64, requires_grad=True)
-    A, a, B, b = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((10, 6), (10,), (6, 10), (6,)))
+    A, a, B, b = (
+        torch.randn(s, dtype=torch.float64, requires_grad=True)
+        for s in ((10, 6), (10,), (6, 10), (6,))
+    )
     inputs = (x, A, a, B, b)
     slow, fast = F.linear(F.linear(x, A, a).relu(), B, b), FeedForward.apply(*inputs)
     assert torch.allclose(slow, fast, atol=1e-12)
@@ -135,7 +146,7 @@ def test_shapes_that_do_not_fit_are_refused():
             DSAIGN(**bad)
 
 
-# -- the losses --------------------------------------------------------------------------------------------------------
+# -- the losses ------------------------------------------------------------------------------------
 def test_losses_by_hand():
     z, u = torch.tensor([[3.0, 0.0], [0.0, 2.0]]), torch.tensor([[0.0, 5.0], [1.0, 1.0]])
     L = torch.tensor([[1.0, 0.0], [0.0, -1.0]])
@@ -181,7 +192,7 @@ def test_each_loss_can_be_left_out():
         losses(model, D, L, ("orthogonal",))
 
 
-# -- training ----------------------------------------------------------------------------------------------------------
+# -- training --------------------------------------------------------------------------------------
 def test_training_lowers_every_loss_and_is_repeatable():
     runs = []
     for _ in range(2):

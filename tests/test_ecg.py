@@ -1,4 +1,6 @@
-"""Heartbeats: WFDB records written here and read back, the published counts, the generator, and the networks."""
+"""Heartbeats: WFDB records written here and read back, the published counts, the generator, and the
+networks.
+"""
 
 import hashlib
 import sys
@@ -15,19 +17,29 @@ from fedbook.data import ecg
 from fedbook.federation import Federation, federate
 
 RATE = ecg.RATE
-MARKS = {"100": "NNNNNVNNNN+VNNNQ", "101": "LLALLLLL"}  # "+" is no beat, "Q" a beat of none of the twelve classes
+MARKS = {
+    "100": "NNNNNVNNNN+VNNNQ",
+    "101": "LLALLLLL",
+}  # "+" is no beat, "Q" a beat of none of the twelve classes
 COUNTS = {"100": (12, 0, 2, 0, 1), "101": (7, 1, 0, 0, 0)}
 
 
 def write_records(folder):
-    """Two tiny records: one beat per second; MLII is the first lead of one and the second lead of the other."""
+    """Two tiny records: one beat per second; MLII is the first lead of one and the second lead of
+    the other.
+    """
     wfdb = pytest.importorskip("wfdb")
     folder.mkdir(parents=True, exist_ok=True)
     for record, marks in MARKS.items():
         rng = np.random.default_rng(int(record))
         signal = np.cumsum(rng.normal(size=(RATE * len(marks), 2)), axis=0) / 50
         leads = ["MLII", "V5"] if record == "100" else ["V5", "MLII"]
-        options = {"units": ["mV"] * 2, "sig_name": leads, "fmt": ["16"] * 2, "write_dir": str(folder)}
+        options = {
+            "units": ["mV"] * 2,
+            "sig_name": leads,
+            "fmt": ["16"] * 2,
+            "write_dir": str(folder),
+        }
         wfdb.wrsamp(record, fs=RATE, p_signal=signal, **options)
         peaks = RATE * np.arange(len(marks)) + 100  # the first window begins before the record does
         wfdb.wrann(record, "atr", peaks, symbol=list(marks), write_dir=str(folder))
@@ -40,7 +52,8 @@ def records(root, monkeypatch):  # noqa: F811
     return root / "mitbih"
 
 
-# ------------------------------------------------------------------------------------------------------------- reading
+# --------------------------------------------------------------------------------------------------
+# reading
 
 
 def test_published_counts():
@@ -62,7 +75,9 @@ def test_a_window_is_one_second_with_the_peak_in_the_middle():
     (window,) = ecg.windows(signal, np.array([400]))[:, 0]
     part = signal[220:580]
     assert window == pytest.approx((part - part.mean()) / part.std(), abs=1e-5)
-    assert window.mean() == pytest.approx(0, abs=1e-6) and window.std() == pytest.approx(1, abs=1e-5)
+    assert window.mean() == pytest.approx(0, abs=1e-6) and window.std() == pytest.approx(
+        1, abs=1e-5
+    )
 
 
 def test_a_window_beyond_the_end_repeats_the_last_value():
@@ -90,9 +105,17 @@ def test_mitbih_from_records(records):
     assert "".join(d.class_names[c] for c in d.y.tolist()) == "NNNNNVNNNNVNNN" + MARKS["101"]
     assert d.domain_names == ("100", "101") and torch.bincount(d.domain).tolist() == [14, 8]
     assert d.extra["sample"][:3].tolist() == [100, 460, 820]
-    assert d.split.tolist() == [0] * 11 + [1] * 3 + [0] * 6 + [1] * 2, "the last fifth of each patient"
-    assert d.provenance["checked"] == "counts" and d.provenance["counts"] == {"train": 17, "test": 5}
-    assert data.info("mitbih")["status"] == "cached" and data.info("mitbih")["nearest"] == "ecg_offline"
+    assert d.split.tolist() == [0] * 11 + [1] * 3 + [0] * 6 + [1] * 2, (
+        "the last fifth of each patient"
+    )
+    assert d.provenance["checked"] == "counts" and d.provenance["counts"] == {
+        "train": 17,
+        "test": 5,
+    }
+    assert (
+        data.info("mitbih")["status"] == "cached"
+        and data.info("mitbih")["nearest"] == "ecg_offline"
+    )
 
 
 def test_the_lead_is_found_by_name_and_the_signal_read_exactly(records):
@@ -101,7 +124,9 @@ def test_the_lead_is_found_by_name_and_the_signal_read_exactly(records):
     for record, column in (("100", 0), ("101", 1)):
         signal, peaks, symbols = ecg.read_record(records / record)
         both = wfdb.rdrecord(str(records / record)).p_signal
-        assert np.array_equal(signal, both[:, column]) and not np.array_equal(signal, both[:, 1 - column])
+        assert np.array_equal(signal, both[:, column]) and not np.array_equal(
+            signal, both[:, 1 - column]
+        )
         assert "".join(symbols) == MARKS[record] and peaks[1] == 460
 
 
@@ -115,11 +140,16 @@ def test_records_may_lie_in_raw(records):
 
 def test_mitbih_options(records):
     some = data.load("mitbih", split="random", seed=1)
-    assert torch.bincount(some.split[:14]).tolist() == [11, 3] and some.split.tolist() != data.load("mitbih").split
+    assert (
+        torch.bincount(some.split[:14]).tolist() == [11, 3]
+        and some.split.tolist() != data.load("mitbih").split
+    )
     assert torch.equal(some.split, data.load("mitbih", split="random", seed=1).split)
     few = data.load("mitbih", limit=4, length=90)
     train = few.split == 0
-    assert few.x.shape[2] == 90 and max(torch.bincount(few.y[train & (few.domain == 0)]).tolist()) == 4
+    assert (
+        few.x.shape[2] == 90 and max(torch.bincount(few.y[train & (few.domain == 0)]).tolist()) == 4
+    )
     assert torch.bincount(few.y[~train & (few.domain == 0)]).max() == 1
     for wrong in ({"split": "both"}, {"test": 1.0}, {"length": 100}, {"limit": 0}):
         assert next(iter(wrong)) in message(lambda w=wrong: data.load("mitbih", **w))
@@ -131,7 +161,9 @@ def test_one_client_per_patient(records):
     assert [federation.type_names[c.type] for c in federation.clients] == ["100", "101"]
     for c in federation.clients:
         assert set(c.test.tolist()) == set(range(11, 14) if c.id == 0 else range(20, 22))
-    assert federation.inputs(torch.tensor([0])).std(correction=0).item() == pytest.approx(1, abs=1e-5)
+    assert federation.inputs(torch.tensor([0])).std(correction=0).item() == pytest.approx(
+        1, abs=1e-5
+    )
 
 
 def test_other_counts_and_broken_records_are_refused(records, monkeypatch):
@@ -173,7 +205,9 @@ def test_fetch(root, server, monkeypatch, tmp_path):  # noqa: F811
     assert "not the published file" in message(lambda: data.fetch("mitbih", quiet=True))
     server.files["101.dat"] = server.files["101.dat"][:-1]
     asked = len(server.asked)
-    assert data.fetch("mitbih", quiet=True) == [] and len(server.asked) == asked + 2, "what is here is not asked again"
+    assert data.fetch("mitbih", quiet=True) == [] and len(server.asked) == asked + 2, (
+        "what is here is not asked again"
+    )
     assert len(data.load("mitbih")) == 22 and data.fetch("mitbih", quiet=True) == []
     for file in ("mitbih/SHA256SUMS.txt", "mitbih/100.dat", "manifest.json"):
         (root / file).unlink()
@@ -182,12 +216,27 @@ def test_fetch(root, server, monkeypatch, tmp_path):  # noqa: F811
 
 
 def test_the_real_records():
-    """Where they are: 105,045 beats of the twelve classes, as many of each as counted, checked against the sums."""
+    """Where they are: 105,045 beats of the twelve classes, as many of each as counted, checked
+    against the sums.
+    """
     pytest.importorskip("wfdb")
     if ecg.place() is None:
         pytest.skip("mitbih is not in the data folder")
     d = data.load("mitbih", length=30)
-    assert torch.bincount(d.y).tolist() == [74790, 8075, 7259, 7124, 3620, 2546, 803, 260, 229, 150, 106, 83]
+    assert torch.bincount(d.y).tolist() == [
+        74790,
+        8075,
+        7259,
+        7124,
+        3620,
+        2546,
+        803,
+        260,
+        229,
+        150,
+        106,
+        83,
+    ]
     assert d.class_names == tuple("NLRV/AFfjaEJ") and len(torch.unique(d.domain)) == 46
     sizes = torch.bincount(d.domain)
     assert (int(sizes.min()), int(sizes.max())) == (1518, 3363)
@@ -195,7 +244,8 @@ def test_the_real_records():
     assert (min(classes), max(classes)) == (1, 7)
 
 
-# ----------------------------------------------------------------------------------------------------------- generator
+# --------------------------------------------------------------------------------------------------
+# generator
 
 
 @pytest.fixture(scope="module")
@@ -205,14 +255,26 @@ def beats():
 
 def test_ecg_offline(beats):
     assert beats.x.shape[1:] == (1, 120) and len(beats.domain_names) == 12
-    assert set(beats.y[beats.split == 0].tolist()) == set(beats.y[beats.split == 1].tolist()) == set(range(6))
-    assert beats.x.mean(2).abs().max() < 1e-5 and (beats.x.std(2, correction=0) - 1).abs().max() < 1e-4
+    assert (
+        set(beats.y[beats.split == 0].tolist())
+        == set(beats.y[beats.split == 1].tolist())
+        == set(range(6))
+    )
+    assert (
+        beats.x.mean(2).abs().max() < 1e-5 and (beats.x.std(2, correction=0) - 1).abs().max() < 1e-4
+    )
     counts = [torch.bincount(beats.y[beats.domain == p], minlength=6) for p in range(12)]
-    assert all(2 <= int((c > 0).sum()) <= 4 and c.max() > 0.5 * c.sum() for c in counts), "long tails of their own"
+    assert all(2 <= int((c > 0).sum()) <= 4 and c.max() > 0.5 * c.sum() for c in counts), (
+        "long tails of their own"
+    )
     assert len({int(c.argmax()) for c in counts}) == 4 and len({int(c.sum()) for c in counts}) > 6
-    assert "synthetic" in beats.provenance["note"] and data.info("ecg_offline")["status"] == "offline"
+    assert (
+        "synthetic" in beats.provenance["note"] and data.info("ecg_offline")["status"] == "offline"
+    )
     for p in range(12):
-        assert (beats.split[beats.domain == p].int().diff() >= 0).all(), "the last beats are for testing"
+        assert (beats.split[beats.domain == p].int().diff() >= 0).all(), (
+            "the last beats are for testing"
+        )
 
 
 def test_ecg_offline_is_seeded():
@@ -225,7 +287,9 @@ def test_ecg_offline_is_seeded():
 
 
 def test_patients_differ_in_morphology(beats):
-    """Nearest class mean: a patient's normal and ectopic beats are told apart better by its own means than others'."""
+    """Nearest class mean: a patient's normal and ectopic beats are told apart better by its own
+    means than others'.
+    """
 
     def accuracy(own):
         right = total = 0
@@ -242,7 +306,8 @@ def test_patients_differ_in_morphology(beats):
     assert accuracy(own=True) > 0.9 > accuracy(own=False) + 0.05
 
 
-# ------------------------------------------------------------------------------------------------------------ networks
+# --------------------------------------------------------------------------------------------------
+# networks
 
 
 @pytest.fixture
@@ -253,7 +318,9 @@ def signals():
 
 
 def convolutions(model):
-    return [m for m in model.modules() if isinstance(m, (nn.Conv1d, nn.Conv2d)) and m.kernel_size[0] > 1]
+    return [
+        m for m in model.modules() if isinstance(m, (nn.Conv1d, nn.Conv2d)) and m.kernel_size[0] > 1
+    ]
 
 
 def test_ecg_resnet_has_five_layers(signals):
@@ -276,7 +343,9 @@ def test_norms(signals, norm):
 
 
 def test_resnet32_has_its_known_size(images):
-    """Stem 432, stages 23,040 + 87,552 + 350,208, shortcuts 512 + 2,048, norms 2,464: with ten classes 466,906."""
+    """Stem 432, stages 23,040 + 87,552 + 350,208, shortcuts 512 + 2,048, norms 2,464: with ten
+    classes 466,906.
+    """
     ten = Federation.from_arrays([{"train": (torch.zeros(10, 3, 8, 8), torch.arange(10))}])
     model = models.build("resnet32", ten, hidden=None)
     assert sum(p.numel() for p in model.parameters()) == 466_906
@@ -284,7 +353,9 @@ def test_resnet32_has_its_known_size(images):
     group = models.build("resnet32", ten, norm="group", hidden=None)
     assert sum(p.numel() for p in group.parameters()) == 466_906
     deep = models.build("resnet_gn", ten, blocks=5)
-    assert {n: p.shape for n, p in deep.named_parameters()} == {n: p.shape for n, p in group.named_parameters()}
+    assert {n: p.shape for n, p in deep.named_parameters()} == {
+        n: p.shape for n, p in group.named_parameters()
+    }
     assert group(torch.zeros(2, 3, 8, 8)).shape == (2, 10)
 
 

@@ -20,7 +20,9 @@ LOCAL = {"lr": 0.1, "batch_size": 4}
 
 def run(name, federation, rounds=1, **options):
     model = models.build("mlp", federation, seed=7, width=8)
-    return simulate(methods.get(name, **{**LOCAL, **options}), federation, model, rounds, quiet=True).run()
+    return simulate(
+        methods.get(name, **{**LOCAL, **options}), federation, model, rounds, quiet=True
+    ).run()
 
 
 def same(a, b, atol=1e-6):
@@ -41,7 +43,7 @@ losses = st.lists(st.floats(1e-3, 20), min_size=1, max_size=8)
 sizes = st.integers(1, 1000)
 
 
-# -- AFL ------------------------------------------------------------------------------------------------------------
+# -- AFL -------------------------------------------------------------------------------------------
 def test_projection_by_hand():
     assert project(torch.tensor([1.5, 0.4])).tolist() == [1, 0]
     assert project(torch.tensor([0.6, 0.8])).tolist() == pytest.approx([0.4, 0.6])
@@ -52,12 +54,16 @@ def test_projection_by_hand():
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=8))
 def test_projection_solves_its_quadratic_programme(values):
-    """min |p - v|^2 on the simplex. KKT: v - p is one number where p > 0, and at most that elsewhere."""
+    """min |p - v|^2 on the simplex. KKT: v - p is one number where p > 0, and at most that
+    elsewhere.
+    """
     v = torch.tensor(values, dtype=torch.float64)
     p = project(v)
     assert p.sum().item() == pytest.approx(1, abs=1e-12) and (p >= 0).all()
     gap, inside = v - p, p > 0
-    assert (gap[inside] - gap[inside][0]).abs().max() < 1e-12 and (gap <= gap[inside][0] + 1e-12).all()
+    assert (gap[inside] - gap[inside][0]).abs().max() < 1e-12 and (
+        gap <= gap[inside][0] + 1e-12
+    ).all()
     assert torch.allclose(project(p), p, atol=1e-12)
     assert (p[v.argsort()].diff() >= 0).all()
 
@@ -77,7 +83,9 @@ def test_projection_agrees_with_a_general_solver():
 
 
 def test_afl_by_hand():
-    """lambda_0 = (1/4, 3/4); after losses (2, 1) and eta 0.1, Proj(0.45, 0.85) = (0.3, 0.7): used in the next round."""
+    """lambda_0 = (1/4, 3/4); after losses (2, 1) and eta 0.1, Proj(0.45, 0.85) = (0.3, 0.7): used
+    in the next round.
+    """
     stage = Agnostic(eta_lam=0.1)
     w, state = shares(stage, [(10, 2.0), (30, 1.0)], {"lam": {0: 0.25, 1: 0.75}})
     assert w == pytest.approx([0.25, 0.75])
@@ -89,15 +97,22 @@ def test_afl_remembers_and_reaches_a_corner():
     stage, state = Agnostic(eta_lam=0.5), {"lam": {0: 0.5, 1: 0.5}}
     for _ in range(3):
         w, state = shares(stage, [(10, 2.0), (10, 1.0)], state)
-    assert list(state["lam"].values()) == [1, 0] and shares(stage, [(10, 1.0), (10, 1.0)], state)[0] == [1, 0]
+    assert list(state["lam"].values()) == [1, 0] and shares(stage, [(10, 1.0), (10, 1.0)], state)[
+        0
+    ] == [1, 0]
 
 
 def test_afl_moves_only_the_participants_share():
-    """Clients 0 and 1 of three hold 0.4 of the mass: 0.4 Proj((0.25, 0.75) + (0.2, 0.1)) = 0.4 (0.3, 0.7)."""
+    """Clients 0 and 1 of three hold 0.4 of the mass: 0.4 Proj((0.25, 0.75) + (0.2, 0.1)) = 0.4
+    (0.3, 0.7).
+    """
     w, state = shares(Agnostic(0.1), [(10, 2.0), (30, 1.0)], {"lam": {0: 0.1, 1: 0.3, 2: 0.6}})
     assert w == pytest.approx([0.25, 0.75])
     assert list(state["lam"].values()) == pytest.approx([0.12, 0.28, 0.6])
-    assert shares(Agnostic(0.1), [(10, 2.0), (30, 1.0)], {"lam": {0: 0.0, 1: 0.0, 2: 1.0}})[0] == [0.5, 0.5]
+    assert shares(Agnostic(0.1), [(10, 2.0), (30, 1.0)], {"lam": {0: 0.0, 1: 0.0, 2: 1.0}})[0] == [
+        0.5,
+        0.5,
+    ]
 
 
 @settings(max_examples=30, deadline=None)
@@ -112,21 +127,25 @@ def test_afl_equal_losses_change_nothing(values, eta):
 def test_afl_without_a_step_is_fedavg_or_the_uniform_mean(toy):
     plain = methods.get("fedavg", **LOCAL)
     assert same(run("afl", toy, 3, eta_lam=0.0), run("fedavg", toy, 3))
-    uniform = simulate(plain.replace(weigh=Equal()), toy, models.build("mlp", toy, seed=7, width=8), 3, quiet=True)
+    uniform = simulate(
+        plain.replace(weigh=Equal()), toy, models.build("mlp", toy, seed=7, width=8), 3, quiet=True
+    )
     assert same(run("afl", toy, 3, eta_lam=0.0, start="uniform"), uniform.run())
     with pytest.raises(FedbookError, match="start"):
         methods.get("afl", start="middle")
 
 
 def test_stateless_afl_forgets():
-    """omega = (1/4, 3/4), Proj(omega + 0.1 (2, 1)) = (0.3, 0.7) in this round already, and in the next one again."""
+    """omega = (1/4, 3/4), Proj(omega + 0.1 (2, 1)) = (0.3, 0.7) in this round already, and in the
+    next one again.
+    """
     for _ in range(2):
         w, state = shares(Stateless(0.1), [(10, 2.0), (30, 1.0)])
         assert w == pytest.approx([0.3, 0.7]) and state == {}
     assert methods.get("afl", stateless=True).weigh == Stateless(0.1)
 
 
-# -- q-FFL ----------------------------------------------------------------------------------------------------------
+# -- q-FFL -----------------------------------------------------------------------------------------
 def test_q_ffl_without_fairness_is_the_uniform_mean_bit_for_bit(toy):
     equal = methods.get("fedavg", **LOCAL).replace(weigh=Equal())
     mean = simulate(equal, toy, models.build("mlp", toy, seed=7, width=8), 2, quiet=True).run()
@@ -136,7 +155,9 @@ def test_q_ffl_without_fairness_is_the_uniform_mean_bit_for_bit(toy):
 
 @pytest.mark.parametrize("q", [0.5, 1.0, 5.0])
 def test_q_ffl_is_its_printed_formula(toy, q):
-    """w - sum D_i / sum h_i, written out with powers, from what each client reaches when it is alone."""
+    """w - sum D_i / sum h_i, written out with powers, from what each client reaches when it is
+    alone.
+    """
     model = models.build("mlp", toy, seed=7, width=8)
     start = {n: p.detach().clone() for n, p in model.named_parameters()}
     total, h, eta = {n: torch.zeros_like(p) for n, p in start.items()}, 0.0, LOCAL["lr"]
@@ -162,7 +183,9 @@ def step(stage, server, mean, clients, moves):
 
 
 def test_q_ffl_of_one_client_by_hand():
-    """F = 4, q = 2, eta = 0.5, w from 3 to 1: G = 4, h = 2 4 16 + 16 / 0.5 = 160, step 16 4 / 160 = 0.4."""
+    """F = 4, q = 2, eta = 0.5, w from 3 to 1: G = 4, h = 2 4 16 + 16 / 0.5 = 160, step 16 4 / 160 =
+    0.4.
+    """
     move = 2.0**2 / 0.5
     got = step(DynamicStep(q=2.0, lr=0.5), 3.0, 1.0, [(7, 4.0)], [move])
     assert got["w"] == pytest.approx(3 - 0.4) and got["statistic"] == 1.0
@@ -171,22 +194,34 @@ def test_q_ffl_of_one_client_by_hand():
 def test_q_ffl_as_coded_by_hand():
     """F = (1, 3), q = 1, eta = 0.5, G norms (2, 4): the last loss for both, norms not squared.
 
-    h = (1 2 + 1 / 0.5) + (1 4 + 3 / 0.5) = 14, sum D = 3 (G_1 + G_2); the mean moved by 1, so G_1 + G_2 = 2 / 0.5 = 4.
+    h = (1 2 + 1 / 0.5) + (1 4 + 3 / 0.5) = 14, sum D = 3 (G_1 + G_2); the mean moved by 1, so G_1 +
+    G_2 = 2 / 0.5 = 4.
     """
-    got = step(DynamicStep(q=1.0, lr=0.5, as_coded=True), 3.0, 2.0, [(7, 1.0), (9, 3.0)], [1.0, 2.0])
+    got = step(
+        DynamicStep(q=1.0, lr=0.5, as_coded=True), 3.0, 2.0, [(7, 1.0), (9, 3.0)], [1.0, 2.0]
+    )
     assert got["w"] == pytest.approx(3 - 3 * 4 / 14)
     method = methods.get("q_ffl", as_coded=True)
     assert isinstance(method.weigh, Equal) and method.update.as_coded
 
 
 def test_q_ffl_as_coded_is_fedgcrs_code(toy):
-    """h_i from norms not squared, summed over tensors; then every D_i with the last client's loss."""
+    """h_i from norms not squared, summed over tensors; then every D_i with the last client's
+    loss.
+    """
     model = models.build("mlp", toy, seed=7, width=8)
     start, eta, q = {n: p.detach().clone() for n, p in model.named_parameters()}, LOCAL["lr"], 2.0
     got = run("q_ffl", toy, q=q, as_coded=True)
-    total, h, last = {n: torch.zeros_like(p) for n, p in start.items()}, 0.0, got.records[0].train_loss[3]
+    total, h, last = (
+        {n: torch.zeros_like(p) for n, p in start.items()},
+        0.0,
+        got.records[0].train_loss[3],
+    )
     for c in toy.clients:
-        alone, F = run("fedavg", dataclasses.replace(toy, clients=(c,))), got.records[0].train_loss[c.id]
+        alone, F = (
+            run("fedavg", dataclasses.replace(toy, clients=(c,))),
+            got.records[0].train_loss[c.id],
+        )
         G = {n: (start[n] - alone.params[n]) / eta for n in start}
         h += q * F ** (q - 1) * sum(g.norm().item() for g in G.values()) + F**q / eta
         total = {n: total[n] + last**q * G[n] for n in start}
@@ -207,7 +242,9 @@ def test_q_ffl_survives_zero_loss_and_huge_powers():
     assert shares(LossPower(1.0), [(1, 0.0), (1, 2.0)])[0] == pytest.approx([0, 1], abs=1e-9)
     got = step(DynamicStep(q=0.5, lr=0.1), 3.0, 1.0, [(7, 0.0), (7, 2.0)], [1.0, 1.0])["w"]
     assert math.isfinite(got) and 1 < got <= 3
-    assert 1 < step(DynamicStep(q=900.0, lr=0.1), 3.0, 1.0, [(7, 9.0), (7, 2.0)], [1.0, 1.0])["w"] <= 3
+    assert (
+        1 < step(DynamicStep(q=900.0, lr=0.1), 3.0, 1.0, [(7, 9.0), (7, 2.0)], [1.0, 1.0])["w"] <= 3
+    )
 
 
 def test_q_ffl_needs_a_step_and_a_power():
@@ -217,7 +254,7 @@ def test_q_ffl_needs_a_step_and_a_power():
         methods.get("q_ffl", q=-1.0)
 
 
-# -- TERM -----------------------------------------------------------------------------------------------------------
+# -- TERM ------------------------------------------------------------------------------------------
 def test_term_by_hand():
     """p = (1/4, 3/4), F = (log 9, log 3), t = 1: 9/4 against 9/4."""
     clients = [(10, math.log(9)), (30, math.log(3))]
@@ -252,7 +289,10 @@ def test_term_ignores_a_constant(values, t, constant):
 @given(losses, st.floats(-20, 20), st.floats(-20, 20))
 def test_tilted_loss_rises_with_t_from_the_least_to_the_largest(values, s, t):
     assume(abs(s) > 1e-6 and abs(t) > 1e-6)
-    F, p = torch.tensor(values, dtype=torch.float64), torch.full((len(values),), 1 / len(values), dtype=torch.float64)
+    F, p = (
+        torch.tensor(values, dtype=torch.float64),
+        torch.full((len(values),), 1 / len(values), dtype=torch.float64),
+    )
     low, high = sorted((s, t))
     assert tilted(F, p.log(), low) <= tilted(F, p.log(), high) + 1e-9
     assert min(values) - 1e-9 <= tilted(F, p.log(), t) <= max(values) + 1e-9
@@ -266,7 +306,7 @@ def test_term_from_the_training_loss(toy):
     assert late.weights != pytest.approx(run("term", toy, t=2.0).records[0].weights, abs=1e-4)
 
 
-# -- all three ------------------------------------------------------------------------------------------------------
+# -- all three -------------------------------------------------------------------------------------
 FAIR = {
     "afl": [{}, {"stateless": True}],
     "q_ffl": [{}, {"as_coded": True}],
@@ -289,12 +329,16 @@ def test_a_resumed_run_ends_with_the_same_bits(name, options, toy, tmp_path):
 def test_the_loss_is_the_only_number_more_that_is_sent(name, toy):
     plain, fair = run("fedavg", toy).records[0], run(name, toy).records[0]
     assert fair.bytes_down == plain.bytes_down
-    assert fair.bytes_up == plain.bytes_up + 4 * 4 + (4 * 4 if name == "q_ffl" else 0)  # and q-FFL's norm
+    assert fair.bytes_up == plain.bytes_up + 4 * 4 + (
+        4 * 4 if name == "q_ffl" else 0
+    )  # and q-FFL's norm
 
 
 @pytest.mark.parametrize("name", FAIR)
 def test_the_worst_client_gains(name, toy):
-    """A client with wrong labels has the largest loss; after some rounds its training loss is lower than FedAvg's."""
+    """A client with wrong labels has the largest loss; after some rounds its training loss is lower
+    than FedAvg's.
+    """
     options = {"afl": {"eta_lam": 0.3}, "q_ffl": {"q": 2.0}, "term": {"t": 3.0}}[name]
     y = toy.y.clone()
     y[toy.clients[0].train] = (y[toy.clients[0].train] + 1) % 3

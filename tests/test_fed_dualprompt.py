@@ -1,4 +1,6 @@
-"""Fed-DualPrompt: the pull on keys by hand, which keys move, and what remains of FGPT without it."""
+"""Fed-DualPrompt: the pull on keys by hand, which keys move, and what remains of FGPT
+without it.
+"""
 
 import copy
 import dataclasses
@@ -14,28 +16,40 @@ from fedbook.rounds import Batch, Device, Local
 
 
 def run(federation, rounds=1, model=None, name="fed_dualprompt", **options):
-    return run_method(federation, rounds, model or build(federation, learn_keys=True), name, **options)
+    return run_method(
+        federation, rounds, model or build(federation, learn_keys=True), name, **options
+    )
 
 
 def turn(federation, model, term):
     rng = torch.Generator().manual_seed(0)
     extra = {k: v.clone() for k, v in model.precompute(federation).items()}
-    return Local(federation.clients[0], federation, model, {}, 1, rng, Device("cpu"), (term,), {}, {}, extra)
+    return Local(
+        federation.clients[0], federation, model, {}, 1, rng, Device("cpu"), (term,), {}, {}, extra
+    )
 
 
 def test_the_pull_by_hand(images):
-    """Queries (3, 4) and (0, 2) in the plane of two keys: cosines 0.8 and 1 with the second, whatever its length."""
+    """Queries (3, 4) and (0, 2) in the plane of two keys: cosines 0.8 and 1 with the second,
+    whatever its length.
+    """
     model = build(images, groups=2, learn_keys=True, centre=False, keys=torch.eye(12)[:2] * 5)
     term = KeyPull(0.5)
     local = turn(images, model, term)
     local.extra["cls"][:2] = 0
-    local.extra["cls"][0, :2], local.extra["cls"][1, :2] = torch.tensor([3.0, 4.0]), torch.tensor([0.0, 2.0])
+    local.extra["cls"][0, :2], local.extra["cls"][1, :2] = (
+        torch.tensor([3.0, 4.0]),
+        torch.tensor([0.0, 2.0]),
+    )
     loss = term(local, Batch(local, torch.tensor([0, 1])), {}, {})
     assert loss.item() == pytest.approx(-0.5 * (0.8 + 1) / 2)
     loss.backward()
     assert torch.equal(model.keys.grad[0], torch.zeros(12))  # nobody selected it
-    # d cos / d b = (q - cos b) / |b| for unit q and b: (0.6, 0) / 5, halved by the mean and by the weight
-    assert torch.allclose(model.keys.grad[1, :2], torch.tensor([-0.5 * 0.6 / 5 / 2, 0.0]), atol=1e-7)
+    # d cos / d b = (q - cos b) / |b| for unit q and b: (0.6, 0) / 5, halved by the mean and by the
+    # weight
+    assert torch.allclose(
+        model.keys.grad[1, :2], torch.tensor([-0.5 * 0.6 / 5 / 2, 0.0]), atol=1e-7
+    )
 
 
 def test_without_the_pull_keys_stay_and_the_rest_is_pt_fedavg(images):
@@ -50,7 +64,10 @@ def test_keys_that_do_not_learn_select_as_fgpt_does(images):
     learned, fixed = build(images, learn_keys=True), build(images)
     x = images.inputs(torch.arange(20))
     assert torch.equal(learned.eval()(x), fixed.eval()(x))
-    a, b = run(images, 2, learned, key_lr=0.0), run(images, 2, build(images, learn_keys=True), pull=0.0)
+    a, b = (
+        run(images, 2, learned, key_lr=0.0),
+        run(images, 2, build(images, learn_keys=True), pull=0.0),
+    )
     assert torch.allclose(a.model.keys, fixed.keys, atol=1e-6)
     assert all(torch.allclose(a.params[n], p, atol=1e-7) for n, p in b.params.items())
 
@@ -63,8 +80,13 @@ def test_keys_nobody_selects_stay_under_momentum_and_decay(images):
 
 
 def test_everything_is_averaged_by_size(images):
-    both = dataclasses.replace(images, clients=(images.clients[0], dataclasses.replace(
-        images.clients[4], train=images.clients[4].train[:6])))  # fmt: skip
+    both = dataclasses.replace(
+        images,
+        clients=(
+            images.clients[0],
+            dataclasses.replace(images.clients[4], train=images.clients[4].train[:6]),
+        ),
+    )
     model = build(both, learn_keys=True)
     alone = [run(only(both, i), model=copy.deepcopy(model)).params for i in (0, 1)]
     for n, p in run(both, model=model).params.items():
@@ -87,8 +109,15 @@ def test_a_resumed_run_ends_with_the_same_bits(images, tmp_path):
     straight = run(images, 4, participation=3)
     for rounds in (2, 4):
         method = methods.get("fed_dualprompt", participation=3, **LOCAL)
-        again = simulate(method, images, build(images, learn_keys=True), rounds, device="cpu", quiet=True,
-                         checkpoint=tmp_path / "run").run()  # fmt: skip
+        again = simulate(
+            method,
+            images,
+            build(images, learn_keys=True),
+            rounds,
+            device="cpu",
+            quiet=True,
+            checkpoint=tmp_path / "run",
+        ).run()
     assert all(torch.equal(straight.params[n], again.params[n]) for n in straight.params)
 
 

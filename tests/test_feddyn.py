@@ -17,29 +17,43 @@ LOCAL = {"lr": 0.1, "batch_size": 4}
 
 def run(name, federation, rounds=1, model=None, **options):
     model = model or models.build("mlp", federation, seed=7, width=8)
-    return simulate(methods.get(name, **{**LOCAL, **options}), federation, model, rounds, quiet=True).run()
+    return simulate(
+        methods.get(name, **{**LOCAL, **options}), federation, model, rounds, quiet=True
+    ).run()
 
 
 def bits(a, b):
-    return a.params.keys() == b.params.keys() and all(torch.equal(a.params[n], b.params[n]) for n in a.params)
+    return a.params.keys() == b.params.keys() and all(
+        torch.equal(a.params[n], b.params[n]) for n in a.params
+    )
 
 
 def uniform(federation, rounds, **options):
     method = methods.get("fedavg", **{**LOCAL, **options}).replace(weigh=Equal())
-    return simulate(method, federation, models.build("mlp", federation, seed=7, width=8), rounds, quiet=True).run()
+    return simulate(
+        method, federation, models.build("mlp", federation, seed=7, width=8), rounds, quiet=True
+    ).run()
 
 
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "epochs": 2}, {"participation": 2}])
 def test_without_alpha_and_with_h_at_zero_it_is_the_uniform_mean_bit_for_bit(toy, options):
-    assert bits(run("feddyn", toy, 3, alpha=0.0, dual=False, **options), uniform(toy, 3, clip=10.0, **options))
-    assert not bits(run("feddyn", toy, 3, alpha=0.1, dual=False, **options), uniform(toy, 3, clip=10.0, **options))
+    assert bits(
+        run("feddyn", toy, 3, alpha=0.0, dual=False, **options),
+        uniform(toy, 3, clip=10.0, **options),
+    )
+    assert not bits(
+        run("feddyn", toy, 3, alpha=0.1, dual=False, **options),
+        uniform(toy, 3, clip=10.0, **options),
+    )
 
 
 def test_alpha_zero_with_h_is_refused():
     for alpha in (0.0, -1.0, float("nan")):
         with pytest.raises(FedbookError, match="alpha"):
             methods.get("feddyn", alpha=alpha)
-    assert methods.get("feddyn").solve.clip == 10.0 and methods.get("feddyn").objective[1].alpha == 0.1
+    assert (
+        methods.get("feddyn").solve.clip == 10.0 and methods.get("feddyn").objective[1].alpha == 0.1
+    )
 
 
 def test_where_nobody_moves_nothing_moves(toy):
@@ -49,7 +63,7 @@ def test_where_nobody_moves_nothing_moves(toy):
     assert all(not t.any() for t in done.state["update"]["h"].values())
 
 
-# -- one parameter, done by hand ---------------------------------------------------------------------------------------
+# -- one parameter, done by hand -------------------------------------------------------------------
 class Number(nn.Module):
     """w; the data are ignored."""
 
@@ -78,7 +92,9 @@ class Parabola(Objective):
 
 def two_clients():
     x, y = torch.zeros(4, 5), torch.zeros(4).long()
-    return Federation.from_arrays([{"train": (x, y), "test": (x, y)}] * 2, class_names=["a", "b", "c"])
+    return Federation.from_arrays(
+        [{"train": (x, y), "test": (x, y)}] * 2, class_names=["a", "b", "c"]
+    )
 
 
 def parabolas(name, rounds, a, c, start=0.0, **options):
@@ -90,9 +106,9 @@ def parabolas(name, rounds, a, c, start=0.0, **options):
 def test_two_clients_by_hand():
     """F_0 = w^2 / 2, F_1 = 3 (w - 4)^2 / 2, alpha = 1, one step of 0.1 each, from w = 2.
 
-    Round 1: gradients 2 and -6 (the regulariser's are 0), so w_i = 1.8 and 2.6, h = (-0.2, 0.6), mean h = 0.2, and
-    w = 2.2 + 0.2 = 2.4. Round 2: gradients 2.4 - 0.2 and 3 (-1.6) + 0.6, so w_i = 2.4 - 0.22 and 2.4 + 0.42;
-    h = (-0.42, 1.02), mean 0.3; w = 2.5 + 0.3.
+    Round 1: gradients 2 and -6 (the regulariser's are 0), so w_i = 1.8 and 2.6, h = (-0.2, 0.6),
+    mean h = 0.2, and w = 2.2 + 0.2 = 2.4. Round 2: gradients 2.4 - 0.2 and 3 (-1.6) + 0.6, so w_i =
+    2.4 - 0.22 and 2.4 + 0.42; h = (-0.42, 1.02), mean 0.3; w = 2.5 + 0.3.
     """
     done = parabolas("feddyn", 2, (1.0, 3.0), (0.0, 4.0), start=2.0, alpha=1.0, lr=0.1)
     assert done.params["w"].item() == pytest.approx(2.8, abs=1e-6)
@@ -101,13 +117,17 @@ def test_two_clients_by_hand():
 
 
 def test_it_finds_the_minimiser_of_the_average_and_fedavg_does_not():
-    """Curvatures 1 and 9: argmin of the average is (1 0 + 9 4) / 10 = 3.6; FedAvg's local optima average to 2."""
+    """Curvatures 1 and 9: argmin of the average is (1 0 + 9 4) / 10 = 3.6; FedAvg's local optima
+    average to 2.
+    """
     a, c, local = (1.0, 9.0), (0.0, 4.0), {"lr": 0.1, "epochs": 40}
     assert parabolas("fedavg", 10, a, c, **local).params["w"].item() == pytest.approx(2.0, abs=0.05)
     dyn = parabolas("feddyn", 20, a, c, alpha=2.0, clip=None, **local)
     assert dyn.params["w"].item() == pytest.approx(3.6, abs=1e-3)
     h = [dyn.memory[i]["objective.1"]["h"]["w"].item() for i in (0, 1)]
-    assert 2.0 * h[0] == pytest.approx(-3.6, abs=0.01)  # -alpha h_i is the client's gradient at the solution
+    assert 2.0 * h[0] == pytest.approx(
+        -3.6, abs=0.01
+    )  # -alpha h_i is the client's gradient at the solution
     assert 2.0 * h[1] == pytest.approx(9 * 0.4, abs=0.01)
 
 
@@ -116,18 +136,22 @@ def test_the_gradient_is_the_printed_one(toy):
     model = models.build("mlp", toy, seed=7, width=8)
     g = torch.Generator().manual_seed(3)
     named = dict(model.named_parameters())
-    received, h = ({n: torch.randn(p.shape, generator=g) for n, p in named.items()} for _ in range(2))
+    received, h = (
+        {n: torch.randn(p.shape, generator=g) for n, p in named.items()} for _ in range(2)
+    )
     stage = DynamicRegulariser(0.3)
     rng = torch.Generator().manual_seed(0)
     local = Local(toy.clients[0], toy, model, received, 1, rng, Device("cpu"), (stage,), {}, {})
     batch = Batch(local, toy.clients[0].train)
     ours = torch.autograd.grad(stage(local, batch, {}, {"h": h}), list(named.values()))
-    printed = sum(0.3 * (w * (h[n] - received[n])).sum() + 0.15 * (w**2).sum() for n, w in named.items())
+    printed = sum(
+        0.3 * (w * (h[n] - received[n])).sum() + 0.15 * (w**2).sum() for n, w in named.items()
+    )
     for a, b in zip(ours, torch.autograd.grad(printed, list(named.values()))):
         assert torch.allclose(a, b, atol=1e-6)
 
 
-# -- bookkeeping -------------------------------------------------------------------------------------------------------
+# -- bookkeeping -----------------------------------------------------------------------------------
 def test_the_server_knows_the_mean_of_all_drifts(toy):
     """Also of clients never drawn, whose h is 0, and under weights that are not uniform."""
     for weigh in (Equal(), methods.get("fedavg").weigh):
@@ -140,12 +164,20 @@ def test_the_server_knows_the_mean_of_all_drifts(toy):
 
 
 def test_update_by_hand():
-    """Uploads 1 and 3 to a server at 0 of M = 4 clients: (1/M) sum h = 1, added to whatever the weighted mean is."""
-    reports = [Report(i, 5, values={"upload": {"w": torch.tensor(v)}}) for i, v in enumerate((1.0, 3.0))]
+    """Uploads 1 and 3 to a server at 0 of M = 4 clients: (1/M) sum h = 1, added to whatever the
+    weighted mean is.
+    """
+    reports = [
+        Report(i, 5, values={"upload": {"w": torch.tensor(v)}}) for i, v in enumerate((1.0, 3.0))
+    ]
     state = {"h": {"w": torch.tensor(0.5)}, "clients": 4}
     server, mean = ({"w": torch.tensor(v), "count": torch.tensor(v)} for v in (0.0, 2.5))
     moved, state = AddMeanDrift()(state, server, mean, reports)
-    assert moved["w"].item() == 2.5 + 1.5 and state["h"]["w"].item() == 1.5 and moved["count"].item() == 2.5
+    assert (
+        moved["w"].item() == 2.5 + 1.5
+        and state["h"]["w"].item() == 1.5
+        and moved["count"].item() == 2.5
+    )
 
 
 def test_only_the_model_travels(toy):
@@ -162,7 +194,8 @@ def test_batchnorm_is_averaged_without_drift(toy):
     model = Classifier(nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU()), 6, 3)
     done = run("feddyn", toy, 2, model)
     assert (
-        "features.1.running_mean" not in done.state["update"]["h"] and "features.1.weight" in done.state["update"]["h"]
+        "features.1.running_mean" not in done.state["update"]["h"]
+        and "features.1.weight" in done.state["update"]["h"]
     )
     assert (done.params["features.1.running_var"] > 0).all()
 
@@ -175,9 +208,13 @@ def test_as_coded_divides_alpha_by_relative_size(toy):
     for coded in (False, True):
         stage = DynamicRegulariser(0.1, False, coded)
         for c in toy.clients:
-            local = Local(c, toy, model, received, 1, torch.Generator(), Device("cpu"), (stage,), {}, {})
+            local = Local(
+                c, toy, model, received, 1, torch.Generator(), Device("cpu"), (stage,), {}, {}
+            )
             values[coded, c.id] = stage(local, Batch(local, c.train[:2]), {}, {}).item()
-    assert [values[True, i] / values[False, i] for i in range(4)] == pytest.approx([2.5, 20 / 12, 1.0, 0.5])
+    assert [values[True, i] / values[False, i] for i in range(4)] == pytest.approx(
+        [2.5, 20 / 12, 1.0, 0.5]
+    )
 
 
 def test_a_stopped_run_goes_on(toy, tmp_path):

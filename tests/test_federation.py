@@ -17,9 +17,9 @@ def test_from_arrays_keeps_samples_once_and_points_into_them(toy):
 def test_inputs_normalise_uint8_images(images):
     normalised = dataclasses.replace(images, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
     index = images.clients[2].train[:3]
-    by_hand = (images.x[index].double() / 255 - torch.tensor([0.5, 0.4, 0.3]).view(1, 3, 1, 1)) / torch.tensor(
-        [0.2, 0.3, 0.4]
-    ).view(1, 3, 1, 1)
+    by_hand = (
+        images.x[index].double() / 255 - torch.tensor([0.5, 0.4, 0.3]).view(1, 3, 1, 1)
+    ) / torch.tensor([0.2, 0.3, 0.4]).view(1, 3, 1, 1)
     assert torch.allclose(normalised.inputs(index).double(), by_hand, atol=1e-5)
     assert torch.allclose(images.inputs(index), images.x[index].float() / 255, atol=1e-7)
 
@@ -73,7 +73,9 @@ def test_validation_never_touches_test_samples(toy):
 
 def test_summary_counts(toy):
     table = toy.summary()
-    assert table["train"].tolist() == [8, 12, 20, 40] and table["type"].tolist() == ["even", "odd"] * 2
+    assert (
+        table["train"].tolist() == [8, 12, 20, 40] and table["type"].tolist() == ["even", "odd"] * 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,9 +84,15 @@ def test_summary_counts(toy):
         ({"clients": ()}, "at least one client"),
         ({"class_names": ("a", "b")}, "labels must lie in 0..1"),
         ({"y": torch.zeros(3, dtype=torch.int64)}, "one entry per sample"),
-        ({"clients": (Client(0, 0, torch.tensor([], dtype=torch.int64), torch.tensor([0])),)}, "no training sample"),
+        (
+            {"clients": (Client(0, 0, torch.tensor([], dtype=torch.int64), torch.tensor([0])),)},
+            "no training sample",
+        ),
         ({"clients": (Client(0, 5, torch.tensor([0]), torch.tensor([0])),)}, "type 5"),
-        ({"clients": (Client(0, 0, torch.tensor([10_000]), torch.tensor([0])),)}, "points at sample 10000"),
+        (
+            {"clients": (Client(0, 0, torch.tensor([10_000]), torch.tensor([0])),)},
+            "points at sample 10000",
+        ),
         ({"clients": (Client(1, 0, torch.tensor([0]), torch.tensor([0])),) * 2}, "unique"),
     ],
 )

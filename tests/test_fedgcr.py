@@ -33,7 +33,11 @@ from fedbook.metrics import clustering_accuracy
 from fedbook.rounds import BySize, CrossEntropy, LocalSolver, Report
 from fedbook.rounds.weights import normalise
 
-LOSS, SIZE, GROUP = torch.tensor([1.0, 4.0, 2.0]), torch.tensor([10.0, 30.0, 20.0]), torch.tensor([0, 0, 1])
+LOSS, SIZE, GROUP = (
+    torch.tensor([1.0, 4.0, 2.0]),
+    torch.tensor([10.0, 30.0, 20.0]),
+    torch.tensor([0, 0, 1]),
+)
 
 
 def weights(loss=LOSS, size=SIZE, group=GROUP, beta=0.5, power=2.0, **options):
@@ -72,9 +76,10 @@ def same(a, b, tolerance=1e-6):
     return all(torch.allclose(a.params[n], b.params[n], atol=tolerance) for n in a.params)
 
 
-# -- FedGR: Eq. 3 and 5 -----------------------------------------------------------------------------------------------
+# -- FedGR: Eq. 3 and 5 ----------------------------------------------------------------------------
 def test_weights_by_hand():
-    # beta = 1/2, q = 1: omega L Ltil with Ltil = (2.5, 2.5, 2): 10 * 1 * 2.5, 30 * 4 * 2.5, 20 * 2 * 2
+    # beta = 1/2, q = 1: omega L Ltil with Ltil = (2.5, 2.5, 2): 10 * 1 * 2.5, 30 * 4 * 2.5, 20 * 2
+    # * 2
     assert weights() == pytest.approx([25 / 405, 300 / 405, 80 / 405])
     # the mean weighted by data size: Ltil_0 = (10 * 1 + 30 * 4) / 40 = 3.25
     assert weights(weighted=True) == pytest.approx([32.5 / 502.5, 390 / 502.5, 80 / 502.5])
@@ -84,13 +89,18 @@ def test_fedavg_is_q_minus_one_or_equal_losses_and_not_q_zero():
     omega = [1 / 6, 3 / 6, 2 / 6]
     assert weights(power=0.0, beta=0.3) == pytest.approx(omega)
     assert weights(loss=torch.full((3,), 0.7), power=5.0, beta=0.8) == pytest.approx(omega)
-    assert weights(power=1.0, beta=0.0) == pytest.approx([10 / 170, 120 / 170, 40 / 170])  # q = 0: omega_k L_k
+    assert weights(power=1.0, beta=0.0) == pytest.approx(
+        [10 / 170, 120 / 170, 40 / 170]
+    )  # q = 0: omega_k L_k
 
 
 def stage_weights(stage, rounds=1, h=((1.0, 0.0), (1.0, 0.1), (0.0, 1.0))):
     state = {"clusters": 2, "types": {0: 0, 1: 0, 2: 1}, "round": 0}
     for _ in range(rounds):
-        reports = [Report(k, int(SIZE[k]), loss=LOSS[k].item(), values={"h": torch.tensor(h[k])}) for k in range(3)]
+        reports = [
+            Report(k, int(SIZE[k]), loss=LOSS[k].item(), values={"h": torch.tensor(h[k])})
+            for k in range(3)
+        ]
         scores, state = stage(state, reports)
     return normalise(scores, range(3)), state
 
@@ -98,7 +108,12 @@ def stage_weights(stage, rounds=1, h=((1.0, 0.0), (1.0, 0.1), (0.0, 1.0))):
 def test_the_stage_clusters_counts_rounds_and_logs():
     first, state = stage_weights(GroupReweighting())
     assert first == pytest.approx([10 / 570, 480 / 570, 80 / 570])  # beta = 0: omega L^2
-    assert state["log"] == {"cluster": [0, 0, 1], "clustering_accuracy": 1.0, "beta": 0.0, "loss": [1.0, 4.0, 2.0]}
+    assert state["log"] == {
+        "cluster": [0, 0, 1],
+        "clustering_accuracy": 1.0,
+        "beta": 0.0,
+        "loss": [1.0, 4.0, 2.0],
+    }
     third, state = stage_weights(GroupReweighting(gamma=0.0, delta=0.5), rounds=3)
     assert state["log"]["beta"] == 0.5 and third == pytest.approx([25 / 405, 300 / 405, 80 / 405])
     by_size = [1 / 6, 3 / 6, 2 / 6]
@@ -108,9 +123,9 @@ def test_the_stage_clusters_counts_rounds_and_logs():
     assert stage_weights(GroupReweighting(first_loss=1.0), rounds=2)[0] != pytest.approx(by_size)
 
 
-clients = st.lists(st.tuples(st.floats(1e-6, 50), st.integers(1, 1000), st.integers(0, 3)), min_size=1, max_size=8).map(
-    lambda rows: tuple(map(torch.tensor, zip(*rows)))
-)
+clients = st.lists(
+    st.tuples(st.floats(1e-6, 50), st.integers(1, 1000), st.integers(0, 3)), min_size=1, max_size=8
+).map(lambda rows: tuple(map(torch.tensor, zip(*rows))))
 
 
 @settings(max_examples=30, deadline=None)
@@ -124,7 +139,9 @@ def test_weights_do_not_depend_on_units_labels_or_order(three, beta, power, scal
     names = torch.tensor(rnd.sample(range(4), 4))
     assert weights(loss, size, names[group], beta, power) == pytest.approx(w)
     order = rnd.sample(range(len(w)), len(w))
-    assert weights(loss[order], size[order], group[order], beta, power) == pytest.approx([w[i] for i in order])
+    assert weights(loss[order], size[order], group[order], beta, power) == pytest.approx(
+        [w[i] for i in order]
+    )
 
 
 @settings(max_examples=30, deadline=None)
@@ -132,11 +149,15 @@ def test_weights_do_not_depend_on_units_labels_or_order(three, beta, power, scal
 def test_singletons_ignore_beta_and_beta_one_shares_by_size_inside_a_cluster(three, beta, power):
     loss, size, group = three
     alone = torch.arange(len(loss))
-    assert weights(loss, size, alone, beta, power) == pytest.approx(weights(loss, size, alone, 0.0, power))
+    assert weights(loss, size, alone, beta, power) == pytest.approx(
+        weights(loss, size, alone, 0.0, power)
+    )
     w = np.array(weights(loss, size, group, 1.0, power))
     for g in group.unique():
         inside = (group == g).numpy()
-        assert w[inside] / w[inside].sum() == pytest.approx((size[inside] / size[inside].sum()).numpy(), rel=1e-5)
+        assert w[inside] / w[inside].sum() == pytest.approx(
+            (size[inside] / size[inside].sum()).numpy(), rel=1e-5
+        )
 
 
 def test_extreme_losses_stay_finite():
@@ -155,25 +176,39 @@ def test_beta_schedule():
 
 def test_quantised_losses():
     stage = GroupReweighting(quantised=True)
-    found = stage.losses([Report(0, 1, loss=0.7), Report(1, 1, loss=2.2), Report(2, 1, loss=250.0)], 2)
-    assert found.tolist() == pytest.approx([100 / 142, 100 / 45, 100.0])  # 100 / int(100 / L), and no division by zero
+    found = stage.losses(
+        [Report(0, 1, loss=0.7), Report(1, 1, loss=2.2), Report(2, 1, loss=250.0)], 2
+    )
+    assert found.tolist() == pytest.approx(
+        [100 / 142, 100 / 45, 100.0]
+    )  # 100 / int(100 / L), and no division by zero
 
 
-# -- FedGC: Eq. 4, 7 and 8 --------------------------------------------------------------------------------------------
+# -- FedGC: Eq. 4, 7 and 8 -------------------------------------------------------------------------
 def test_losses_are_logarithms_when_the_candidates_coincide():
     x, v = torch.randn(6, 9), torch.randn(9)
     for similarity in ("cosine", "dot"):
         z = v.expand(6, 2, 9)
-        assert contrast(x, z, 0, 0.5, similarity).item() == pytest.approx(math.log(2), abs=1e-6)  # z_prev = z_0
-        assert contrast(x, v.expand(6, 9), 2, 0.5, similarity).item() == pytest.approx(math.log(6), abs=1e-6)  # T' = 5
+        assert contrast(x, z, 0, 0.5, similarity).item() == pytest.approx(
+            math.log(2), abs=1e-6
+        )  # z_prev = z_0
+        assert contrast(x, v.expand(6, 9), 2, 0.5, similarity).item() == pytest.approx(
+            math.log(6), abs=1e-6
+        )  # T' = 5
 
 
 def test_losses_by_hand():
     h, candidates = torch.tensor([[2.0, 0.0]]), torch.tensor([[3.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
     # cosines 1, 0, -1 over tau = 0.5; products 6, 0, -2
-    assert contrast(h, candidates, 0, 0.5).item() == pytest.approx(math.log(1 + math.exp(-2) + math.exp(-4)))
-    assert contrast(h, candidates, 1, 0.5).item() == pytest.approx(math.log(1 + math.exp(2) + math.exp(-2)))
-    assert contrast(h, candidates, 1, 2.0, "dot").item() == pytest.approx(math.log(1 + math.exp(3) + math.exp(-1)))
+    assert contrast(h, candidates, 0, 0.5).item() == pytest.approx(
+        math.log(1 + math.exp(-2) + math.exp(-4))
+    )
+    assert contrast(h, candidates, 1, 0.5).item() == pytest.approx(
+        math.log(1 + math.exp(2) + math.exp(-2))
+    )
+    assert contrast(h, candidates, 1, 2.0, "dot").item() == pytest.approx(
+        math.log(1 + math.exp(3) + math.exp(-1))
+    )
     assert math.isfinite(contrast(h, torch.zeros(3, 2), 0, 0.5).item())
 
 
@@ -206,18 +241,23 @@ def test_representations_are_of_h_or_of_z_and_may_use_fewer_samples(toy):
     for c, features, h in zip(toy.clients, z, seen):
         assert torch.allclose(h, class_balanced_mean(features, toy.y[c.train], 3), atol=1e-6)
     few = train(fedgcr(clusters=2, quirks=("three_batches",), batch_size=2), toy, 1, tiny())
-    moved = [not torch.allclose(few.memory[k]["objective.1"]["h"], run.memory[k]["objective.1"]["h"]) for k in range(4)]
+    moved = [
+        not torch.allclose(few.memory[k]["objective.1"]["h"], run.memory[k]["objective.1"]["h"])
+        for k in range(4)
+    ]
     assert any(moved)
 
 
-# -- the round: who knows what, and when ------------------------------------------------------------------------------
+# -- the round: who knows what, and when -----------------------------------------------------------
 class Spying(GroupCustomization):
     """Notes what a client trains with: round, id, H, group, h_prev."""
 
     seen: list = []
 
     def begin(self, local, sent, memory):
-        self.seen.append((local.round, local.client.id, dict(sent), memory.get("h_prev"), memory["h"]))
+        self.seen.append(
+            (local.round, local.client.id, dict(sent), memory.get("h_prev"), memory["h"])
+        )
 
 
 @pytest.mark.parametrize("fresh", [False, True])
@@ -231,7 +271,9 @@ def test_round_r_trains_with_the_centres_and_representations_of_round_r_minus_1(
             assert h_prev is None and bool(sent) is fresh
             continue
         assert torch.equal(h_prev, measured[r - 1, k])
-        labels, centres = cluster(torch.stack([measured[r if fresh else r - 1, i] for i in range(4)]), 2)
+        labels, centres = cluster(
+            torch.stack([measured[r if fresh else r - 1, i] for i in range(4)]), 2
+        )
         assert sent["cluster"] == labels[k] and torch.equal(sent["H"], centres)
 
 
@@ -245,7 +287,9 @@ def test_round_1_is_cross_entropy_alone_and_round_2_is_not(toy, fresh):
 
 def test_without_lambda_it_is_fedgr_and_with_q_minus_one_fedgc(toy):
     gr = fedgcr(clusters=2, lr=0.01, batch_size=8, customization=False)
-    assert same(train(fedgcr(clusters=2, lr=0.01, batch_size=8, lam1=0.0, lam2=0.0), toy), train(gr, toy))
+    assert same(
+        train(fedgcr(clusters=2, lr=0.01, batch_size=8, lam1=0.0, lam2=0.0), toy), train(gr, toy)
+    )
     gc = fedgcr(clusters=2, lr=0.01, batch_size=8, reweighting=False)
     assert isinstance(gc.weigh, BySize)
     assert same(train(fedgcr(clusters=2, lr=0.01, batch_size=8, q=-1.0), toy), train(gc, toy))
@@ -253,7 +297,13 @@ def test_without_lambda_it_is_fedgr_and_with_q_minus_one_fedgc(toy):
 
 def test_the_parts_compose_in_one_line(toy):
     base = fedavg(lr=0.01, batch_size=8, optimizer="adamw")
-    gc = base.replace(objective=(CrossEntropy(), GroupCustomization(0.5, clusters=2), RepresentationAlignment(0.1)))
+    gc = base.replace(
+        objective=(
+            CrossEntropy(),
+            GroupCustomization(0.5, clusters=2),
+            RepresentationAlignment(0.1),
+        )
+    )
     gr = base.replace(weigh=GroupReweighting(clusters=2))
     both = gc.replace(weigh=GroupReweighting(clusters=2))
     named = fedgcr(clusters=2, lr=0.01, batch_size=8)
@@ -280,7 +330,9 @@ def test_both_stages_see_the_same_groups(toy):
 
 def test_weights_come_from_the_losses_of_the_received_model(toy):
     model = tiny()
-    losses = [F.cross_entropy(model(toy.inputs(c.train)), toy.y[c.train]).item() for c in toy.clients]
+    losses = [
+        F.cross_entropy(model(toy.inputs(c.train)), toy.y[c.train]).item() for c in toy.clients
+    ]
     run = train(fedgcr(clusters=2), toy, 1)
     raw = np.array([len(c.train) for c in toy.clients]) * np.array(losses) ** 2
     assert run.records[0].weights == pytest.approx(raw / raw.sum(), abs=1e-5)
@@ -288,8 +340,13 @@ def test_weights_come_from_the_losses_of_the_received_model(toy):
 
 def test_bytes_are_h_and_loss_up_and_centres_and_group_down(toy):
     run, plain = train(fedgcr(clusters=2), toy, 2), train(fedavg(), toy, 2)
-    assert [a.bytes_up - b.bytes_up for a, b in zip(run.records, plain.records)] == [4 * (4 * 4 + 4)] * 2
-    assert [a.bytes_down - b.bytes_down for a, b in zip(run.records, plain.records)] == [0, 4 * (2 * 4 * 4 + 8)]
+    assert [a.bytes_up - b.bytes_up for a, b in zip(run.records, plain.records)] == [
+        4 * (4 * 4 + 4)
+    ] * 2
+    assert [a.bytes_down - b.bytes_down for a, b in zip(run.records, plain.records)] == [
+        0,
+        4 * (2 * 4 * 4 + 8),
+    ]
 
 
 def test_a_client_absent_from_the_last_clustering_gets_no_centres(toy):
@@ -301,7 +358,7 @@ def test_a_client_absent_from_the_last_clustering_gets_no_centres(toy):
     assert train(fedgcr(clusters=2, participation=2), toy, 5).records[-1].round == 5
 
 
-# -- z_0 and z_prev ---------------------------------------------------------------------------------------------------
+# -- z_0 and z_prev --------------------------------------------------------------------------------
 class Watching(RepresentationAlignment):
     seen: list = []
 
@@ -312,7 +369,9 @@ class Watching(RepresentationAlignment):
             for params in (memory.get("received", local.received), memory["previous"]):
                 model.load_state_dict(params, strict=False)
                 found.append(model.embed(batch.x, **batch.extra).detach())
-            self.seen.append((local.round, value.item(), batch.z.detach(), *found, local.model.training))
+            self.seen.append(
+                (local.round, value.item(), batch.z.detach(), *found, local.model.training)
+            )
         return value
 
 
@@ -350,9 +409,12 @@ def test_references_have_no_gradient_and_are_taken_in_eval_mode(toy):
     assert not torch.equal(noisy.reference(params, batch), noisy.reference(params, batch))
 
 
-# -- quirks -----------------------------------------------------------------------------------------------------------
+# -- quirks ----------------------------------------------------------------------------------------
 def test_every_quirk_changes_the_method_and_the_preset_is_all_of_them(toy):
-    plain, published = fedgcr(clusters=2).describe(), fedgcr(clusters=2, preset="as_published").describe()
+    plain, published = (
+        fedgcr(clusters=2).describe(),
+        fedgcr(clusters=2, preset="as_published").describe(),
+    )
     single = [fedgcr(clusters=2, quirks=(name,)).describe() for name in QUIRKS]
     assert all(d != plain for d in single) and len({json.dumps(d) for d in single}) == len(QUIRKS)
     assert fedgcr(clusters=2, quirks=tuple(QUIRKS)).describe() == published
@@ -388,7 +450,9 @@ def test_prompts_alone_in_round_1(toy):
     x, y = torch.randn(3, 5), torch.tensor([0, 1, 2])
     batch = type("B", (), {"model": model, "x": x, "y": y, "extra": {}, "z": model.embed(x)})
     expected = F.cross_entropy(model.head(torch.tanh(model.body(x) + model.p)), y)
-    assert PromptsAlone()(type("L", (), {"round": 1}), batch, {}, {}).item() == pytest.approx(expected.item())
+    assert PromptsAlone()(type("L", (), {"round": 1}), batch, {}, {}).item() == pytest.approx(
+        expected.item()
+    )
     assert PromptsAlone()(type("L", (), {"round": 2}), batch, {}, {}).item() == 0
 
 
@@ -427,7 +491,13 @@ def test_a_resumed_run_ends_in_the_same_bits(images, tmp_path, preset):
         options = PUBLISHED_MODEL if preset == "as_published" else {}
         net = tiny_vit()
         net.load_state_dict(vit)
-        return train(method, images, rounds, models.build("fedgc", images, backbone=net, **options), checkpoint=folder)
+        return train(
+            method,
+            images,
+            rounds,
+            models.build("fedgc", images, backbone=net, **options),
+            checkpoint=folder,
+        )
 
     straight = fixed(4)
     fixed(2, tmp_path)
@@ -436,18 +506,30 @@ def test_a_resumed_run_ends_in_the_same_bits(images, tmp_path, preset):
     assert [r.extra for r in straight.records] == [r.extra for r in resumed.records]
 
 
-# -- clustering -------------------------------------------------------------------------------------------------------
-COUNTS = {10: (2,) * 5, 12: (2,) * 6, 13: (5, 3, 2, 2, 1), 22: (10, 6, 3, 2, 1), 27: (10, 7, 4, 3, 2, 1)}
+# -- clustering ------------------------------------------------------------------------------------
+COUNTS = {
+    10: (2,) * 5,
+    12: (2,) * 6,
+    13: (5, 3, 2, 2, 1),
+    22: (10, 6, 3, 2, 1),
+    27: (10, 7, 4, 3, 2, 1),
+}
 PAIRS = {10: (2,) * 5, 13: (4, 3, 2, 2, 2), 22: (9, 5, 3, 3, 2), 27: (9, 6, 4, 3, 3, 2)}
 
 
 def separated(counts, seed, d=768, noise=0.15):
-    """Client vectors around one centre per type, with a part common to all and noise that differs by client."""
+    """Client vectors around one centre per type, with a part common to all and noise that differs
+    by client.
+    """
     g = np.random.default_rng(seed)
     types = np.repeat(np.arange(len(counts)), counts)
     g.shuffle(types)
     spread = noise * np.exp(g.normal(0, 0.5, (len(types), 1)))
-    v = g.normal(size=(len(counts), d))[types] + 2 * g.normal(size=d) + spread * g.normal(size=(len(types), d))
+    v = (
+        g.normal(size=(len(counts), d))[types]
+        + 2 * g.normal(size=d)
+        + spread * g.normal(size=(len(types), d))
+    )
     return torch.tensor(v, dtype=torch.float32), types
 
 
@@ -472,7 +554,10 @@ def test_the_only_client_of_a_type_is_lost_to_finch():
 
 def test_too_few_clusters_join_types():
     v, types = separated(COUNTS[10], 0)
-    assert [clustering_accuracy(cluster(v, t)[0], types) for t in (3, 4)] == [0.6, 0.8]  # Table 3, DIF 1
+    assert [clustering_accuracy(cluster(v, t)[0], types) for t in (3, 4)] == [
+        0.6,
+        0.8,
+    ]  # Table 3, DIF 1
 
 
 def test_finch_agrees_with_its_authors_package():
@@ -482,7 +567,11 @@ def test_finch_agrees_with_its_authors_package():
         unit = F.normalize(v.double()).numpy()
         partitions, sizes, _ = package.FINCH(unit, verbose=False)
         assert clustering_accuracy(finch(unit, sizes[0]), partitions[:, 0]) == 1
-        wanted = package.FINCH(unit, req_clust=sizes[0] - 1, verbose=False)[2] if sizes[0] > 2 else partitions[:, 0]
+        wanted = (
+            package.FINCH(unit, req_clust=sizes[0] - 1, verbose=False)[2]
+            if sizes[0] > 2
+            else partitions[:, 0]
+        )
         ours = finch(unit, max(sizes[0] - 1, 2))
         assert clustering_accuracy(ours, wanted) == clustering_accuracy(wanted, ours) == 1
 
@@ -514,7 +603,9 @@ def test_as_many_clusters_as_clients_and_clients_that_are_all_alike():
     for alike in (torch.ones(6, 4), torch.zeros(6, 4)):
         for algorithm in ALGORITHMS:
             labels, centres = cluster(alike, 3, algorithm)
-            assert len(centres) == len(set(labels)) and torch.allclose(centres, alike[: len(centres)])
+            assert len(centres) == len(set(labels)) and torch.allclose(
+                centres, alike[: len(centres)]
+            )
     assert cluster(v, 1)[0] == [0] * 10
 
 
@@ -523,7 +614,7 @@ def test_the_number_of_clusters_is_the_number_of_types_unless_told(toy):
     assert GroupReweighting(clusters=3).init(toy, tiny())["clusters"] == 3
 
 
-# -- errors -----------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "options,message",
     [
@@ -559,9 +650,13 @@ def test_groups_by_the_frozen_feature_have_centres_of_h(images, toy):
     model = models.build("fedgc", images, backbone=tiny_vit())
     run = train(fedgcr(clusters=3, cluster_on="frozen", lr=0.05, batch_size=8), images, 3, model)
     cls, y = run.extra["cls"], run.federation.y
-    e = torch.stack([class_balanced_mean(cls[c.train], y[c.train], images.num_classes) for c in images.clients])
+    e = torch.stack(
+        [class_balanced_mean(cls[c.train], y[c.train], images.num_classes) for c in images.clients]
+    )
     labels, _ = cluster(e, 3)
-    assert all(r.extra["weigh.cluster"] == labels for r in run.records)  # training does not move them
+    assert all(
+        r.extra["weigh.cluster"] == labels for r in run.records
+    )  # training does not move them
     H = run.state["objective.1"]["found"]["H"]
     h = torch.stack([run.memory[c.id]["objective.1"]["h"] for c in images.clients])
     assert torch.allclose(H[0], h[[g == 0 for g in labels]].mean(0), atol=1e-6)

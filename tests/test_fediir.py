@@ -20,19 +20,26 @@ def build(federation):
 
 
 def run(name, federation, rounds=1, **options):
-    return simulate(methods.get(name, **{**LOCAL, **options}), federation, build(federation), rounds, quiet=True).run()
+    return simulate(
+        methods.get(name, **{**LOCAL, **options}), federation, build(federation), rounds, quiet=True
+    ).run()
 
 
 def turn(federation, client, model, *terms):
     rng = torch.Generator().manual_seed(0)
-    return Local(federation.clients[client], federation, model, {}, 1, rng, Device("cpu"), terms, {}, {})
+    return Local(
+        federation.clients[client], federation, model, {}, 1, rng, Device("cpu"), terms, {}, {}
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"participation": 2, "momentum": 0.9}])
 def test_without_penalty_it_is_the_uniform_mean_bit_for_bit(toy, options):
     method = methods.get("fedavg", **LOCAL, **options).replace(weigh=Equal())
     mean = simulate(method, toy, build(toy), 3, quiet=True).run()
-    none, some = run("fediir", toy, 3, penalty=0.0, **options), run("fediir", toy, 3, penalty=0.5, **options)
+    none, some = (
+        run("fediir", toy, 3, penalty=0.0, **options),
+        run("fediir", toy, 3, penalty=0.5, **options),
+    )
     assert all(torch.equal(mean.params[n], none.params[n]) for n in mean.params)
     assert not all(torch.equal(mean.params[n], some.params[n]) for n in mean.params)
 
@@ -62,7 +69,9 @@ def test_one_client_one_batch_no_memory_has_penalty_zero_at_first(toy):
 
 
 def test_the_mean_is_over_all_batches_of_all_participants(toy):
-    """Clients of 8, 12, 20, 40 samples in batches of 8: 1 + 2 + 3 + 5 batches, each counting the same."""
+    """Clients of 8, 12, 20, 40 samples in batches of 8: 1 + 2 + 3 + 5 batches, each counting the
+    same.
+    """
     model = build(toy)
     done = run("fediir", toy, lr=0.0, ema=0.9, batch_size=8)
     grads = []
@@ -88,12 +97,19 @@ def test_the_penalty_by_hand_and_through_second_derivatives(toy):
     model, g = build(toy), torch.Generator().manual_seed(1)
     stage = GradientAlignment(penalty=2.0)
     local = turn(toy, 1, model, stage)
-    batch, mean = Batch(local, toy.clients[1].train), [torch.randn(p.shape, generator=g) for p in classifier(model)]
+    batch, mean = (
+        Batch(local, toy.clients[1].train),
+        [torch.randn(p.shape, generator=g) for p in classifier(model)],
+    )
     value = stage(local, batch, {"g": mean}, {})
     plain = head_gradient(Batch(local, toy.clients[1].train))
-    assert value.item() == pytest.approx(2 * sum(((a - b) ** 2).sum().item() for a, b in zip(plain, mean)), rel=1e-5)
+    assert value.item() == pytest.approx(
+        2 * sum(((a - b) ** 2).sum().item() for a, b in zip(plain, mean)), rel=1e-5
+    )
 
-    first = model.features[1].weight  # moved by a little, the penalty changes as its derivative says
+    first = model.features[
+        1
+    ].weight  # moved by a little, the penalty changes as its derivative says
     (slope,) = torch.autograd.grad(value, first)
     direction = torch.randn(first.shape, generator=g)
     changed = []
@@ -103,7 +119,9 @@ def test_the_penalty_by_hand_and_through_second_derivatives(toy):
         changed.append(stage(local, Batch(local, toy.clients[1].train), {"g": mean}, {}).item())
         with torch.no_grad():
             first.sub_(direction, alpha=step)
-    assert (changed[0] - changed[1]) / 2e-3 == pytest.approx((slope * direction).sum().item(), rel=0.02)
+    assert (changed[0] - changed[1]) / 2e-3 == pytest.approx(
+        (slope * direction).sum().item(), rel=0.02
+    )
 
 
 def test_two_exchanges_are_counted(toy):
@@ -121,4 +139,7 @@ def test_settings_and_models_that_do_not_fit_are_refused(toy):
     model.head = nn.Identity()
     with pytest.raises(FedbookError, match="head"):
         simulate(methods.get("fediir"), toy, model, 1)
-    assert isinstance(methods.get("fediir").weigh, Equal) and methods.get("fediir").objective[1].penalty == 1e-3
+    assert (
+        isinstance(methods.get("fediir").weigh, Equal)
+        and methods.get("fediir").objective[1].penalty == 1e-3
+    )

@@ -15,7 +15,9 @@ LOCAL = {"lr": 0.1, "batch_size": 4}
 
 def run(name, federation, rounds=1, **options):
     model = models.build("mlp", federation, seed=7, width=8)
-    return simulate(methods.get(name, **{**LOCAL, **options}), federation, model, rounds, quiet=True).run()
+    return simulate(
+        methods.get(name, **{**LOCAL, **options}), federation, model, rounds, quiet=True
+    ).run()
 
 
 def bits(a, b):
@@ -34,9 +36,17 @@ def federation(*counts):
 
 
 def loss(fed, client=0, **options):
-    """The stage's loss on a client's whole data, the logits it was made of, and plain cross-entropy."""
-    model, stage, memory = models.build("mlp", fed, seed=7, width=8), CalibratedCrossEntropy(**options), {}
-    local = Local(fed.clients[client], fed, model, {}, 1, torch.Generator(), Device("cpu"), (stage,), {}, {})
+    """The stage's loss on a client's whole data, the logits it was made of, and plain
+    cross-entropy.
+    """
+    model, stage, memory = (
+        models.build("mlp", fed, seed=7, width=8),
+        CalibratedCrossEntropy(**options),
+        {},
+    )
+    local = Local(
+        fed.clients[client], fed, model, {}, 1, torch.Generator(), Device("cpu"), (stage,), {}, {}
+    )
     stage.begin(local, {}, memory)
     batch = Batch(local, fed.clients[client].train)
     value = stage(local, batch, {}, memory)
@@ -75,7 +85,9 @@ def test_equal_counts_are_cross_entropy():
 def test_a_constant_added_to_all_shifts_changes_nothing():
     f, y = torch.randn(7, 4, generator=torch.Generator().manual_seed(0)), torch.arange(7) % 4
     s = calibrate(f, torch.tensor([1, 5, 9, 40]), tau=1.5)
-    assert F.cross_entropy(s, y).item() == pytest.approx(F.cross_entropy(s + 3.7, y).item(), abs=1e-5)
+    assert F.cross_entropy(s, y).item() == pytest.approx(
+        F.cross_entropy(s + 3.7, y).item(), abs=1e-5
+    )
 
 
 def test_an_absent_class_gets_no_probability_and_no_gradient():
@@ -85,7 +97,9 @@ def test_an_absent_class_gets_no_probability_and_no_gradient():
 
 
 def test_rare_classes_get_the_larger_margin():
-    """With logits 0 the loss of a class is -log softmax of the shifts: dearer the rarer the class."""
+    """With logits 0 the loss of a class is -log softmax of the shifts: dearer the rarer the
+    class.
+    """
     s = calibrate(torch.zeros(3), torch.tensor([1, 10, 100]), tau=1.0)
     losses = [F.cross_entropy(s[None], torch.tensor([c])).item() for c in range(3)]
     assert losses == sorted(losses, reverse=True) and losses[0] > math.log(3) > losses[2]
@@ -95,11 +109,15 @@ def test_the_printed_form_leaves_out_the_own_class_and_has_no_floor():
     fed = federation([3, 4, 5])
     value, logits, _ = loss(fed, tau=0.0, printed=True)
     y, f = fed.y[fed.clients[0].train], logits
-    by_hand = sum(torch.logsumexp(torch.cat([r[:c], r[c + 1 :]]), 0) - r[c] for r, c in zip(f, y.tolist())) / len(y)
+    by_hand = sum(
+        torch.logsumexp(torch.cat([r[:c], r[c + 1 :]]), 0) - r[c] for r, c in zip(f, y.tolist())
+    ) / len(y)
     assert value.item() == pytest.approx(by_hand.item(), abs=1e-5)
     stage = CalibratedCrossEntropy(tau=1.0, printed=True)
     model = models.build("mlp", fed, seed=7, width=8)
-    local = Local(fed.clients[0], fed, model, {}, 1, torch.Generator(), Device("cpu"), (stage,), {}, {})
+    local = Local(
+        fed.clients[0], fed, model, {}, 1, torch.Generator(), Device("cpu"), (stage,), {}, {}
+    )
     batch = Batch(local, fed.clients[0].train[:1])
     batch.__dict__["logits"] = torch.tensor([[1000.0, 0.0, 0.0]])
     assert stage(local, batch, {}, {"counts": torch.tensor([3, 4, 5])}).item() < -900
@@ -111,7 +129,9 @@ def test_counts_are_the_clients_own_and_only_training_is_shifted(toy):
         assert done.memory[c.id]["objective.0"]["counts"].tolist() == toy.class_counts(c).tolist()
     assert done.records[0].bytes_up == run("fedavg", toy).records[0].bytes_up
     batch = toy.clients[0].test
-    assert torch.equal(done.model(toy.inputs(batch)), done.model.head(done.model.embed(toy.inputs(batch))))
+    assert torch.equal(
+        done.model(toy.inputs(batch)), done.model.head(done.model.embed(toy.inputs(batch)))
+    )
     assert 0 < done.records[0].train_acc[3] <= 1
 
 

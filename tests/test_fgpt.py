@@ -1,4 +1,6 @@
-"""FGPT: weights group by group by hand, what stays where it is, its reductions and variants, and clients never seen."""
+"""FGPT: weights group by group by hand, what stays where it is, its reductions and variants, and
+clients never seen.
+"""
 
 import copy
 import dataclasses
@@ -27,7 +29,9 @@ def vit():
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        net = VisionTransformer(img_size=8, patch_size=4, embed_dim=12, depth=2, num_heads=2, num_classes=0)
+        net = VisionTransformer(
+            img_size=8, patch_size=4, embed_dim=12, depth=2, num_heads=2, num_classes=0
+        )
         for p in net.parameters():
             if p.ndim > 1:
                 nn.init.normal_(p, std=0.3)
@@ -41,13 +45,17 @@ def build(federation, name="fgpt", **options):
 
 def run(federation, rounds=1, model=None, name="fgpt", **options):
     method = methods.get(name, **(LOCAL | options))
-    return simulate(method, federation, model or build(federation), rounds, device="cpu", quiet=True).run()
+    return simulate(
+        method, federation, model or build(federation), rounds, device="cpu", quiet=True
+    ).run()
 
 
 def only(federation, i, samples=None):
     """One client, with all or some of its training samples."""
     client = federation.clients[i]
-    return dataclasses.replace(federation, clients=(dataclasses.replace(client, train=client.train[:samples]),))
+    return dataclasses.replace(
+        federation, clients=(dataclasses.replace(client, train=client.train[:samples]),)
+    )
 
 
 def state(model):
@@ -63,7 +71,7 @@ def report(id, size, counts, **values):
     return Report(id, size, values={"counts": torch.tensor(counts), **values})
 
 
-# -- Algorithm 1, line 19 ---------------------------------------------------------------------------------------------
+# -- Algorithm 1, line 19 --------------------------------------------------------------------------
 def test_weights_by_hand():
     stage = GroupCounts()
     reports = [report(3, 30, [20, 10, 0]), report(8, 10, [0, 10, 0])]
@@ -73,7 +81,11 @@ def test_weights_by_hand():
     assert [w.of("groups.0", k) for k in (0, 1)] == [1.0, 0.0]
     assert [w.of("groups.1", k) for k in (0, 1)] == pytest.approx([0.5, 0.5])
     assert w.kept("groups.2") and not w.kept("groups.1") and not w.kept("prompts.1")
-    assert state["log"] == {"usage": [20, 20, 0], "total": [20, 20, 1], "effective": effective([20, 20, 1])}
+    assert state["log"] == {
+        "usage": [20, 20, 0],
+        "total": [20, 20, 1],
+        "effective": effective([20, 20, 1]),
+    }
     assert effective([7, 7, 0, 7]) == pytest.approx(3) and effective([0, 5]) == 1
 
 
@@ -93,13 +105,22 @@ def test_beta_sums_to_one_for_every_group_in_use(counts):
     w = Weights(GroupCounts()({"total": [0] * 5}, reports)[0], range(len(counts)))
     for g, used in enumerate(map(sum, zip(*counts))):
         assert w.kept(f"groups.{g}") == (used == 0)
-        assert sum(w.of(f"groups.{g}", k) for k in range(len(counts))) == pytest.approx(1 if used else 0)
+        assert sum(w.of(f"groups.{g}", k) for k in range(len(counts))) == pytest.approx(
+            1 if used else 0
+        )
 
 
 def test_two_clients_are_averaged_group_by_group(images):
-    """Each client alone gives W_i (the server of one client has its model); both together are the weighted sums."""
-    both = dataclasses.replace(images, clients=(images.clients[0], dataclasses.replace(
-        images.clients[4], train=images.clients[4].train[:6])))  # fmt: skip
+    """Each client alone gives W_i (the server of one client has its model); both together are the
+    weighted sums.
+    """
+    both = dataclasses.replace(
+        images,
+        clients=(
+            images.clients[0],
+            dataclasses.replace(images.clients[4], train=images.clients[4].train[:6]),
+        ),
+    )
     model = build(both)
     start, n = state(model), torch.stack([counted(model, both, c) for c in both.clients]).double()
     assert (n.sum(0) == 0).any() and ((n > 0).sum(0) == 2).any() and ((n > 0).sum(0) == 1).any()
@@ -122,13 +143,18 @@ def test_prompts_nobody_selects_feel_neither_momentum_nor_decay(images):
         model, alone = build(images), only(images, 2, 5)
         start, used = state(model), counted(model, images, alone.clients[0])
         done = run(alone, 3, model, base=base, epochs=2, batch_size=2)
-        moved = [not torch.equal(done.params[f"groups.{g}"], start[f"groups.{g}"]) for g in range(6)]
+        moved = [
+            not torch.equal(done.params[f"groups.{g}"], start[f"groups.{g}"]) for g in range(6)
+        ]
         assert moved == (used > 0).tolist() and 0 < sum(moved) < 6
 
 
 def test_one_group_is_pt_fedavg_with_a_prompt_at_layer_u(images):
     plain, grouped = build(images, "vpt", extra=1, layer=2), build(images, groups=1, centre=False)
-    same = {"groups.0": plain.prompts["2"][0], "prompts.1": plain.prompts["1"]} | plain.head.state_dict(prefix="head.")
+    same = {
+        "groups.0": plain.prompts["2"][0],
+        "prompts.1": plain.prompts["1"],
+    } | plain.head.state_dict(prefix="head.")
     grouped.load_state_dict(same, strict=False)
     a = run(images, 3, plain, "pt_fedavg", participation=3)
     b = run(images, 3, grouped, participation=3)
@@ -144,7 +170,7 @@ def test_fgpt_u_differs_only_when_tested(images):
     assert one.records[-1].test_loss != many.records[-1].test_loss
 
 
-# -- what travels, what is logged, what is computed -------------------------------------------------------------------
+# -- what travels, what is logged, what is computed ------------------------------------------------
 def test_usage_is_logged_and_counts_travel(images):
     model = build(images)
     n = {c.id: counted(model, images, c) for c in images.clients}
@@ -157,7 +183,12 @@ def test_usage_is_logged_and_counts_travel(images):
         assert r.extra["weigh.usage"] == usage.tolist() and sum(r.extra["weigh.usage"]) == 32
         assert r.extra["weigh.total"] == total.tolist() and 1 < r.extra["weigh.effective"] <= 6
         assert r.bytes_down == 2 * size and r.bytes_up == 2 * (size + 8 + 6 * 8)
-    assert set(done.params) == {"prompts.1", "head.weight", "head.bias", *(f"groups.{g}" for g in range(6))}
+    assert set(done.params) == {
+        "prompts.1",
+        "head.weight",
+        "head.bias",
+        *(f"groups.{g}" for g in range(6)),
+    }
 
 
 def test_the_query_is_computed_once(images):
@@ -165,25 +196,44 @@ def test_the_query_is_computed_once(images):
     method = methods.get("fgpt", **LOCAL, participation=2)
     sim = simulate(method, images, model, 2, device="cpu", quiet=True)
     seen = []
-    model.backbone.patch_embed.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
+    model.backbone.patch_embed.register_forward_hook(
+        lambda _, inputs, __: seen.append(len(inputs[0]))
+    )
     sim.run()
-    assert sum(seen) == 2 * (2 * 16 + 6 * 8)  # two rounds of two clients' training images and everybody's tests
+    assert sum(seen) == 2 * (
+        2 * 16 + 6 * 8
+    )  # two rounds of two clients' training images and everybody's tests
 
 
 def test_similarities_by_hand():
     e = torch.eye(3)
     assert mean_cosine(torch.stack([e[0], 2 * e[1], 3 * e[0]])) == pytest.approx(1 / 3)
-    server = {"prompts.1": torch.zeros(2, 3), "groups.0": e[0], "groups.1": e[1], "groups.2": e[2], "head.bias": e[0]}
+    server = {
+        "prompts.1": torch.zeros(2, 3),
+        "groups.0": e[0],
+        "groups.1": e[1],
+        "groups.2": e[2],
+        "head.bias": e[0],
+    }
     one = {**server, "prompts.1": torch.stack([e[0], e[1]]), "groups.0": e[1]}
-    two = {**server, "prompts.1": torch.stack([e[0], e[0]]), "groups.0": e[1] + e[2], "groups.1": e[0]}
+    two = {
+        **server,
+        "prompts.1": torch.stack([e[0], e[0]]),
+        "groups.0": e[1] + e[2],
+        "groups.1": e[0],
+    }
     mean = {**server, "groups.0": e[1], "groups.1": e[1]}
     reports = [Report(i, 5, values={"upload": u}) for i, u in enumerate((one, two))]
     updated, state = PromptSimilarity()({}, server, mean, reports)
     assert updated is mean
     assert state["log"] == {
         "shared_prompt_similarity": pytest.approx(0.5),  # cosines 1 and 0
-        "group_prompt_similarity_local": pytest.approx(1 / math.sqrt(2)),  # group 0; nobody else changed 1 and 2
-        "group_prompt_similarity_global": pytest.approx(1 / 3),  # of the pairs only (0, 1) is parallel
+        "group_prompt_similarity_local": pytest.approx(
+            1 / math.sqrt(2)
+        ),  # group 0; nobody else changed 1 and 2
+        "group_prompt_similarity_global": pytest.approx(
+            1 / 3
+        ),  # of the pairs only (0, 1) is parallel
     }
 
 
@@ -195,7 +245,11 @@ def test_table_11_is_logged_where_there_are_prompts(images):
     )
 
     def logged(**options):
-        return {k.removeprefix("update.") for k in run(images, **options).records[0].extra if k.startswith("update.")}
+        return {
+            k.removeprefix("update.")
+            for k in run(images, **options).records[0].extra
+            if k.startswith("update.")
+        }
 
     assert logged(model=build(images, "vpt"), name="pt_fedavg") == {shared}
     assert logged(model=build(images, "vpt", extra=1, layer=2), name="pt_fedavg") == {shared, local}
@@ -208,8 +262,15 @@ def test_a_resumed_run_ends_with_the_same_bits(images, tmp_path):
     options = LOCAL | {"participation": 3, "pull": 1.0}
     straight = run(images, 4, build(images, learn_keys=True), **options)
     for rounds in (2, 4):
-        again = simulate(methods.get("fgpt", **options), images, build(images, learn_keys=True), rounds,
-                         device="cpu", quiet=True, checkpoint=tmp_path / "run").run()  # fmt: skip
+        again = simulate(
+            methods.get("fgpt", **options),
+            images,
+            build(images, learn_keys=True),
+            rounds,
+            device="cpu",
+            quiet=True,
+            checkpoint=tmp_path / "run",
+        ).run()
     assert all(torch.equal(straight.params[n], again.params[n]) for n in straight.params)
     assert [r.extra for r in straight.records] == [r.extra for r in again.records]
 
@@ -219,7 +280,7 @@ def test_training_learns(images):
     assert sum(done.records[-1].test_loss) < 0.97 * sum(done.records[0].test_loss)
 
 
-# -- variants ---------------------------------------------------------------------------------------------------------
+# -- variants --------------------------------------------------------------------------------------
 def test_the_prompted_query_is_that_of_shared_prompts_alone(images):
     m, x = build(images, prompted_query=True, centre=False), images.inputs(torch.arange(9))
     plain = vpt(4, m.backbone, prompts=5)
@@ -251,14 +312,24 @@ def test_a_selector_replaces_the_encoder_in_the_query_only(images):
     assert m.keys.shape == (6, 7) and m.train() and not net.norm.training
     x = images.inputs(torch.arange(5))
     larger = nn.functional.interpolate(x, size=(16, 16), mode="bicubic", antialias=True)
-    assert torch.allclose(m.query(x), net(larger)) and torch.allclose(m.precompute(images)["cls"][:5], net(larger))
+    assert torch.allclose(m.query(x), net(larger)) and torch.allclose(
+        m.precompute(images)["cls"][:5], net(larger)
+    )
     train = torch.cat([c.train for c in images.clients])
     assert torch.allclose(m.centre, m.precompute(images)["cls"][train].mean(0), atol=1e-5)
     before = copy.deepcopy(net.state_dict())
     done = run(images, 1, m)
-    assert set(done.params) == {"prompts.1", "head.weight", "head.bias", *(f"groups.{g}" for g in range(6))}
+    assert set(done.params) == {
+        "prompts.1",
+        "head.weight",
+        "head.bias",
+        *(f"groups.{g}" for g in range(6)),
+    }
     assert all(torch.equal(t, before[n]) for n, t in net.state_dict().items())
-    assert done.records[0].extra["weigh.usage"] == sum(counted(m, images, c) for c in images.clients).tolist()
+    assert (
+        done.records[0].extra["weigh.usage"]
+        == sum(counted(m, images, c) for c in images.clients).tolist()
+    )
     with pytest.raises(FedbookError, match="choose one"):
         build(images, selector=Selector(net), prompted_query=True)
 
@@ -275,24 +346,38 @@ def test_the_light_selector_is_efficientnet_lite0(images):
 
 def test_fedmix_inside_fgpt(images, monkeypatch):
     method = methods.get("fgpt", base="fedmix", lam=0.1, **LOCAL)
-    assert method.name == "fgpt" and method.objective == (MeanMixup(0.1),) and method.weigh == GroupCounts()
+    assert (
+        method.name == "fgpt"
+        and method.objective == (MeanMixup(0.1),)
+        and method.weigh == GroupCounts()
+    )
     a, b = run(images, 2), run(images, 2, base="fedmix", lam=0.0)
     assert all(torch.allclose(a.params[n], b.params[n], atol=1e-5) for n in a.params)
 
     asked = []
     plain = FGPT.query
-    monkeypatch.setattr(FGPT, "query", lambda self, x, cls=None, tokens=None: asked.append(cls) or plain(self, x, cls))
+    monkeypatch.setattr(
+        FGPT,
+        "query",
+        lambda self, x, cls=None, tokens=None: asked.append(cls) or plain(self, x, cls),
+    )
     mixed = run(images, 1, base="fedmix", lam=0.3)
-    assert asked and all(cls is not None for cls in asked)  # groups are chosen by the images, not by (1 - lam) x
+    assert asked and all(
+        cls is not None for cls in asked
+    )  # groups are chosen by the images, not by (1 - lam) x
     assert any(not torch.allclose(a.params[n], mixed.params[n], atol=1e-4) for n in a.params)
 
 
 def test_learned_keys_move_half_way_to_their_own_mean():
     old = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     sent = [torch.tensor([[0.0, 2.0], [9.0, 9.0]]), torch.tensor([[4.0, 6.0], [9.0, 9.0]])]
-    reports = [report(i, 5, c, upload={"keys": k}) for i, (c, k) in enumerate(zip(([3, 0], [1, 0]), sent))]
+    reports = [
+        report(i, 5, c, upload={"keys": k}) for i, (c, k) in enumerate(zip(([3, 0], [1, 0]), sent))
+    ]
     updated, _ = AveragedKeys(0.5)({}, {"keys": old}, {"keys": old * 7}, reports)
-    assert torch.allclose(updated["keys"], torch.tensor([[1.0, 1.5], [0.0, 1.0]]))  # mean (1, 3), then half way
+    assert torch.allclose(
+        updated["keys"], torch.tensor([[1.0, 1.5], [0.0, 1.0]])
+    )  # mean (1, 3), then half way
 
 
 def test_the_successors_keys_are_learned_where_they_are_used(images):
@@ -313,7 +398,7 @@ def test_mistakes_are_named(images):
         methods.get("fgpt", groups=20)
 
 
-# -- clients never seen -----------------------------------------------------------------------------------------------
+# -- clients never seen ----------------------------------------------------------------------------
 def test_clients_never_drawn_are_served_without_fine_tuning(images):
     seen, unseen = images.split_clients(2, seed=0)
     done = run(seen, 2)
@@ -328,7 +413,7 @@ def test_clients_never_drawn_are_served_without_fine_tuning(images):
         assert acc == pytest.approx(float((guess == images.y[c.test]).double().mean()))
 
 
-# -- the tables -------------------------------------------------------------------------------------------------------
+# -- the tables ------------------------------------------------------------------------------------
 TABLES = [f"fgpt/table{n}" for n in (1, 3, 4, 6, 7, 8, 9, 11)]
 
 
@@ -346,7 +431,11 @@ def test_every_row_is_a_run(id):
 def test_rows_of_several_tables_share_their_runs():
     def keys(id, scale="laptop", **settings):
         spec = papers.get(id)
-        rows = [r for r in spec.rows if r.metric == "accuracy" and all(r[k] == v for k, v in settings.items())]
+        rows = [
+            r
+            for r in spec.rows
+            if r.metric == "accuracy" and all(r[k] == v for k, v in settings.items())
+        ]
         return {r.method: e.key for r in rows if (e := spec.experiment(r, scale, 0)) is not None}
 
     for scale in ("laptop", "paper"):

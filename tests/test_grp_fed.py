@@ -1,4 +1,6 @@
-"""GRP-FED: the power that adapts, weights in the log domain, and a personal extractor held by a discriminator."""
+"""GRP-FED: the power that adapts, weights in the log domain, and a personal extractor held by a
+discriminator.
+"""
 
 import copy
 import dataclasses
@@ -29,7 +31,9 @@ QUICK = {"epochs": 2, "batch_size": 4, "lr": 0.05}
 
 def weights(losses, q, eta_q=0.5, spread=None):
     stage = AdaptivePower(q, eta_q)
-    scores, state = stage({"q": q, "spread": spread}, [Report(i, 10 + i, v) for i, v in enumerate(losses)])
+    scores, state = stage(
+        {"q": q, "spread": spread}, [Report(i, 10 + i, v) for i, v in enumerate(losses)]
+    )
     return normalise(scores, range(len(losses))), state
 
 
@@ -37,9 +41,11 @@ losses = st.lists(st.floats(1e-2, 50), min_size=2, max_size=8)
 powers = st.floats(-5, 20)
 
 
-# -- Eq. 2 and 3 ----------------------------------------------------------------------------------------------------
+# -- Eq. 2 and 3 -----------------------------------------------------------------------------------
 def test_weights_by_hand():
-    """L = (1, 2), q = 10: 1 against 1024. The spread is 1/2; there is none to compare with, so q stays."""
+    """L = (1, 2), q = 10: 1 against 1024. The spread is 1/2; there is none to compare with, so q
+    stays.
+    """
     w, state = weights([1.0, 2.0], 10.0)
     assert w == pytest.approx([1 / 1025, 1024 / 1025])
     assert state["q"] == 10 and state["spread"] == pytest.approx(0.5)
@@ -48,7 +54,9 @@ def test_weights_by_hand():
 
 
 def test_the_power_by_hand():
-    """The spread goes from 1/2 to 1: q + 0.5 (1 - 0.5) / 0.75 = 1 + 1/3, and lambda = (1, 3^q) / (1 + 3^q)."""
+    """The spread goes from 1/2 to 1: q + 0.5 (1 - 0.5) / 0.75 = 1 + 1/3, and lambda = (1, 3^q) / (1
+    + 3^q).
+    """
     w, state = weights([1.0, 3.0], 1.0, spread=0.5)
     assert state["q"] == pytest.approx(4 / 3) and w[1] / w[0] == pytest.approx(3 ** (4 / 3))
     assert weights([1.0, 3.0], 1.0, eta_q=0.0, spread=0.5)[1]["q"] == 1.0
@@ -72,7 +80,10 @@ def test_the_power_moves_little():
     """In small steps q follows eta_q log s: a spread 100 times smaller takes 10 to 7.70."""
     q, spread = 10.0, 1.0
     for _ in range(1000):
-        q, spread = adapted(q, spread, spread * 0.01 ** (1 / 1000), 0.5), spread * 0.01 ** (1 / 1000)
+        q, spread = (
+            adapted(q, spread, spread * 0.01 ** (1 / 1000), 0.5),
+            spread * 0.01 ** (1 / 1000),
+        )
     assert q == pytest.approx(10 + 0.5 * math.log(0.01), abs=1e-3)
 
 
@@ -104,21 +115,31 @@ def test_what_is_logged_each_round(toy):
     for before, now, record in zip(logs, logs[1:], result.records[1:]):
         moved = adapted(before["weigh.q"], before["weigh.spread"], now["weigh.spread"], 0.5)
         assert now["weigh.q"] == pytest.approx(moved) and now["weigh.q"] != before["weigh.q"]
-        assert now["weigh.effective_clients"] == pytest.approx(1 / sum(w**2 for w in record.weights))
+        assert now["weigh.effective_clients"] == pytest.approx(
+            1 / sum(w**2 for w in record.weights)
+        )
     assert 1 <= logs[-1]["weigh.effective_clients"] < 4
 
 
 def test_the_loss_is_that_of_the_received_model_or_of_the_last_epoch(toy):
-    received, late = (run("grp_fed", toy, 1, loss=x, q=2.0, **QUICK) for x in ("received", "last_epoch"))
+    received, late = (
+        run("grp_fed", toy, 1, loss=x, q=2.0, **QUICK) for x in ("received", "last_epoch")
+    )
     F = torch.nn.functional
     from fedbook import models
 
     model = models.build("mlp", toy, seed=7, width=8)
     with torch.no_grad():
-        L = [F.cross_entropy(model(toy.inputs(c.train)), toy.y[c.train]).item() for c in toy.clients]
-    assert received.records[0].weights == pytest.approx([v**2 / sum(u**2 for u in L) for v in L], rel=1e-4)
+        L = [
+            F.cross_entropy(model(toy.inputs(c.train)), toy.y[c.train]).item() for c in toy.clients
+        ]
+    assert received.records[0].weights == pytest.approx(
+        [v**2 / sum(u**2 for u in L) for v in L], rel=1e-4
+    )
     L = list(late.records[0].train_loss.values())
-    assert late.records[0].weights == pytest.approx([v**2 / sum(u**2 for u in L) for v in L], rel=1e-4)
+    assert late.records[0].weights == pytest.approx(
+        [v**2 / sum(u**2 for u in L) for v in L], rel=1e-4
+    )
     assert isinstance(methods.get("grp_fed", loss="last_epoch").weigh, LateAdaptivePower)
     with pytest.raises(FedbookError, match="loss must be"):
         methods.get("grp_fed", loss="last_batch")
@@ -139,7 +160,7 @@ def test_the_local_test_is_no_larger_than_twice_the_smaller_nor_than_the_mean(p,
     assert hm <= 2 * min(p, r) + 1e-12 and hm <= (p + r) / 2 + 1e-12
 
 
-# -- the adversarial losses -----------------------------------------------------------------------------------------
+# -- the adversarial losses ------------------------------------------------------------------------
 def slopes(f, *logits):
     leaves = [torch.tensor([s], requires_grad=True) for s in logits]
     return [g.item() for g in torch.autograd.grad(f(*leaves), leaves)]
@@ -154,7 +175,9 @@ def test_losses_by_hand():
     assert discriminator_loss(g, l, "printed").item() == pytest.approx(2 * math.log(1 / 4))
     assert discriminator_loss(g, l, "bce").item() == pytest.approx(-2 * math.log(3 / 4))
     both = torch.nn.functional.binary_cross_entropy_with_logits
-    assert discriminator_loss(g, l, "bce") == pytest.approx((both(g, torch.ones(1)) + both(l, torch.zeros(1))).item())
+    assert discriminator_loss(g, l, "bce") == pytest.approx(
+        (both(g, torch.ones(1)) + both(l, torch.zeros(1))).item()
+    )
 
 
 @pytest.mark.parametrize("gan_loss", ["bce", "printed"])
@@ -162,29 +185,46 @@ def test_both_forms_point_the_same_way(gan_loss):
     for s in (-4.0, 0.0, 4.0):
         on_global, on_local = slopes(lambda g, l: discriminator_loss(g, l, gan_loss), s, s)
         assert on_global < 0 < on_local, "D rises on global features and falls on personal ones"
-        assert slopes(lambda v: generator_loss(v, gan_loss), s)[0] < 0, "personal features look more global"
+        assert slopes(lambda v: generator_loss(v, gan_loss), s)[0] < 0, (
+            "personal features look more global"
+        )
 
 
 def test_only_cross_entropy_has_its_slope_where_d_errs():
-    """D calls a global feature personal (logit -4): slope -sigmoid(-4) as printed, -sigmoid(4) for cross-entropy."""
-    wrong = {k: slopes(lambda g, l, k=k: discriminator_loss(g, l, k), -4.0, 0.0)[0] for k in ("bce", "printed")}
-    right = {k: slopes(lambda g, l, k=k: discriminator_loss(g, l, k), 4.0, 0.0)[0] for k in ("bce", "printed")}
+    """D calls a global feature personal (logit -4): slope -sigmoid(-4) as printed, -sigmoid(4) for
+    cross-entropy.
+    """
+    wrong = {
+        k: slopes(lambda g, l, k=k: discriminator_loss(g, l, k), -4.0, 0.0)[0]
+        for k in ("bce", "printed")
+    }
+    right = {
+        k: slopes(lambda g, l, k=k: discriminator_loss(g, l, k), 4.0, 0.0)[0]
+        for k in ("bce", "printed")
+    }
     sigmoid = 1 / (1 + math.exp(4))
-    assert wrong["printed"] == pytest.approx(-sigmoid) and right["printed"] == pytest.approx(-(1 - sigmoid))
+    assert wrong["printed"] == pytest.approx(-sigmoid) and right["printed"] == pytest.approx(
+        -(1 - sigmoid)
+    )
     assert wrong["bce"] == pytest.approx(-(1 - sigmoid)) and right["bce"] == pytest.approx(-sigmoid)
     far = torch.tensor([80.0])
     assert generator_loss(far, "printed") < -70 and generator_loss(far, "bce") >= 0
 
 
-# -- personal extractors --------------------------------------------------------------------------------------------
+# -- personal extractors ---------------------------------------------------------------------------
 def extractor(result, i):
     return {n: p for n, p in personal(result, i).items() if n.startswith("features.")}
 
 
 def test_beta_one_ignores_the_discriminator(toy):
-    """Another discriminator, another loss of it: the same extractors bit for bit; not so at beta = 1/2."""
+    """Another discriminator, another loss of it: the same extractors bit for bit; not so at beta =
+    1/2.
+    """
     results = {
-        b: [run("grp_fed", toy, 2, beta=b, gan_loss=k, hidden=h, **QUICK) for k, h in (("bce", 64), ("printed", 5))]
+        b: [
+            run("grp_fed", toy, 2, beta=b, gan_loss=k, hidden=h, **QUICK)
+            for k, h in (("bce", 64), ("printed", 5))
+        ]
         for b in (1.0, 0.5)
     }
     for i in range(4):
@@ -207,7 +247,9 @@ def test_the_classifier_is_fixed_in_the_local_step(toy):
             before = [p.detach().clone() for p in local.model.head.parameters()]
             super().train(local, D, f_global)
             after = list(local.model.head.parameters())
-            assert all(torch.equal(p, q) for p, q in zip(before, after)) and all(p.requires_grad for p in after)
+            assert all(torch.equal(p, q) for p, q in zip(before, after)) and all(
+                p.requires_grad for p in after
+            )
             assert torch.equal(after[0], local.received["head.weight"])
             seen.append(local.client.id)
 
@@ -216,15 +258,21 @@ def test_the_classifier_is_fixed_in_the_local_step(toy):
     watched = Watched((), 0.5, "bce", 8, base.solve)
     result = run(base.replace(personal=watched), toy, 2)
     assert seen == [0, 1, 2, 3] * 2
-    assert torch.equal(personal(result, 1)["head.weight"], result.params["head.weight"]), "tested with the newest C"
+    assert torch.equal(personal(result, 1)["head.weight"], result.params["head.weight"]), (
+        "tested with the newest C"
+    )
 
 
 def test_one_local_step_by_hand(toy):
-    """beta = 1, one epoch of one batch: theta^l - eta grad of the cross-entropy under the received classifier."""
+    """beta = 1, one epoch of one batch: theta^l - eta grad of the cross-entropy under the received
+    classifier.
+    """
     from fedbook import models
 
     n = len(toy.clients[0].train)
-    result = run("grp_fed", toy, 1, beta=1.0, epochs=1, batch_size=n, lr=0.1, momentum=0.0, participation=1.0)
+    result = run(
+        "grp_fed", toy, 1, beta=1.0, epochs=1, batch_size=n, lr=0.1, momentum=0.0, participation=1.0
+    )
     model = models.build("mlp", toy, seed=7, width=8)
     index = toy.clients[0].train
     torch.nn.functional.cross_entropy(model(toy.inputs(index)), toy.y[index]).backward()
@@ -235,7 +283,9 @@ def test_one_local_step_by_hand(toy):
 
 @pytest.mark.parametrize("gan_loss", ["bce", "printed"])
 def test_a_small_step_on_the_regulariser_makes_features_look_more_global(toy, gan_loss):
-    """Judged by the discriminator as it was before; at beta = 0 nothing else pulls at the extractor."""
+    """Judged by the discriminator as it was before; at beta = 0 nothing else pulls at the
+    extractor.
+    """
 
     class Watched(AdversarialLocal):
         def train(self, local, D, f_global):
@@ -263,7 +313,10 @@ def test_extractors_and_discriminators_are_remembered_but_never_sent(toy):
     late = run("grp_fed", toy, 2, loss="last_epoch", **QUICK)
     assert late.records[0].bytes_up == plain.records[0].bytes_up
     kept = ours.memory[0]["personal"]
-    assert set(kept["extractor"]) == {"features.1.weight", "features.1.bias"} and len(kept["discriminator"]) == 4
+    assert (
+        set(kept["extractor"]) == {"features.1.weight", "features.1.bias"}
+        and len(kept["discriminator"]) == 4
+    )
     assert not same(kept["extractor"], ours.memory[1]["personal"]["extractor"])
     assert not same(kept["discriminator"], ours.memory[1]["personal"]["discriminator"])
 
@@ -276,11 +329,16 @@ def test_who_never_took_part_has_the_global_extractor(toy):
 
 @pytest.mark.parametrize("start", ["own", "received"])
 def test_where_a_personal_extractor_starts(toy, start):
-    """With steps of size 0 it ends where it starts: at the first model ever received, or at the last one."""
+    """With steps of size 0 it ends where it starts: at the first model ever received, or at the
+    last one.
+    """
     base = methods.get("grp_fed", start=start, **QUICK)
     still = dataclasses.replace(base.personal, solve=LocalSolver(lr=0.0, batch_size=4))
     rounds = [run(base.replace(personal=still), toy, n) for n in (1, 2)]
-    first, second = rounds[0].memory[0]["personal"]["extractor"], rounds[1].memory[0]["personal"]["extractor"]
+    first, second = (
+        rounds[0].memory[0]["personal"]["extractor"],
+        rounds[1].memory[0]["personal"]["extractor"],
+    )
     wanted = first if start == "own" else {n: p for n, p in rounds[0].params.items() if n in first}
     assert same(second, wanted) and same(first, second) == (start == "own")
 
@@ -288,7 +346,9 @@ def test_where_a_personal_extractor_starts(toy, start):
 def test_personal_extractors_fit_on_any_method(toy):
     base = methods.get("q_ffl", **LOCAL)
     result = run(base.replace(personal=AdversarialLocal(solve=base.solve)), toy, 2)
-    assert same(result.params, run(base, toy, 2).params) and len(result.records[-1].personal_f1) == 4
+    assert (
+        same(result.params, run(base, toy, 2).params) and len(result.records[-1].personal_f1) == 4
+    )
 
 
 def test_wrong_settings():
@@ -297,14 +357,16 @@ def test_wrong_settings():
             AdversarialLocal(solve=LocalSolver(), **wrong)
 
 
-# -- the paper ------------------------------------------------------------------------------------------------------
+# -- the paper -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("id", ["table1", "fig1", "fig3", "fig4", "fig5"])
 def test_every_row_has_a_run_at_every_scale(id):
     spec = papers.get(f"grp_fed/{id}")
     assert spec.built == "yes"
     for scale in ("smoke", "laptop", "paper"):
         runs = spec.runs(scale, seeds=1)
-        assert {(r.row.setting, r.row.method) for r in runs} == {(r.setting, r.method) for r in spec.rows}
+        assert {(r.row.setting, r.row.method) for r in runs} == {
+            (r.setting, r.method) for r in spec.rows
+        }
         assert len({r.experiment.key for r in runs}) == len(runs)
         for r in runs:
             r.experiment.build_method()
@@ -317,7 +379,9 @@ def test_smoke_needs_no_download_and_figures_use_the_runs_of_the_table():
     table = keys("table1")
     assert {e.dataset["name"] for e in table.values()} == {"ecg_offline", "digits5_offline"}
     assert set(keys("fig1")) | set(keys("fig3")) | set(keys("fig5")) < set(table)
-    assert len(keys("fig4")) == 11 and len(set(keys("fig4")) & set(table)) == 1, "beta = 0.5 is the run of Table 1"
+    assert len(keys("fig4")) == 11 and len(set(keys("fig4")) & set(table)) == 1, (
+        "beta = 0.5 is the run of Table 1"
+    )
     assert {e.method.get("beta") for e in keys("fig4").values()} == {None, *paper.BETAS} - {0.5}
     for e in table.values():
         if e.method["name"] == "q_ffl":
@@ -330,16 +394,22 @@ def test_studies_change_one_thing_each():
         spec = papers.get(f"grp_fed/{id}")
         assert spec.built == "yes" and spec.kind == "study"
         for r in spec.runs("laptop"):
-            assert (r.experiment.key in table) != bool(r.row["on"]), "without the change it is the run of Table 1"
+            assert (r.experiment.key in table) != bool(r.row["on"]), (
+                "without the change it is the run of Table 1"
+            )
             method = r.experiment.build_method()
             if r.row["change"] == "as_printed" and r.row["on"]:
                 assert method.weigh.q == 10 and method.personal.start == "own"
     own = {r.row["beta"]: r.experiment.key for r in papers.get("grp_fed/fig4_own").runs("laptop")}
     printed = papers.get("grp_fed/printed").runs("laptop")
-    assert own[0.5] in {r.experiment.key for r in printed if r.row["change"] == "own_start"}, "the same run"
+    assert own[0.5] in {r.experiment.key for r in printed if r.row["change"] == "own_start"}, (
+        "the same run"
+    )
 
 
-@pytest.mark.parametrize("id", ["fig1", "fig3", "fig4", "fig5", "fig4_own", "printed", "weights", "choices"])
+@pytest.mark.parametrize(
+    "id", ["fig1", "fig3", "fig4", "fig5", "fig4_own", "printed", "weights", "choices"]
+)
 def test_figures_are_drawn_from_results(id):
     import matplotlib
 
@@ -349,12 +419,31 @@ def test_figures_are_drawn_from_results(id):
     spec = papers.get(f"grp_fed/{id}")
     scores = {"t_g": 0.5, "t_p": 0.7, "t_r": 0.4, "t_l": 0.5, "effective_clients": 2.0}
     counts = [[30, 2, i] for i in range(1, 9)]
-    local = {**scores, "near": {"client": 1, **scores}, "far": {"client": 7, **scores}, "class_counts": counts}
+    local = {
+        **scores,
+        "near": {"client": 1, **scores},
+        "far": {"client": 7, **scores},
+        "class_counts": counts,
+    }
     curves = {"global_loss_mean": [1.0, 0.5], "global_loss_max": [2.0, 1.5]}
-    measured = {"local": local, "rounds": [1, 2], "curves": curves, "clients": {"f1": [0.2, 0.9, None]}}
+    measured = {
+        "local": local,
+        "rounds": [1, 2],
+        "curves": curves,
+        "clients": {"f1": [0.2, 0.9, None]},
+    }
     runs = [dataclasses.replace(r, result={"metrics": measured}) for r in spec.runs("smoke")]
     fig, alt = spec.plot(spec, runs)
-    panels = {"fig1": 3, "fig3": 2, "fig4": 1, "fig5": 2, "fig4_own": 1, "printed": 3, "weights": 2, "choices": 2}
+    panels = {
+        "fig1": 3,
+        "fig3": 2,
+        "fig4": 1,
+        "fig5": 2,
+        "fig4_own": 1,
+        "printed": 3,
+        "weights": 2,
+        "choices": 2,
+    }
     assert len(fig.axes) == panels[id] and alt.endswith(".") and len(alt) > 60
     assert "not comparable" in fig.get_suptitle()
     plt.close(fig)
@@ -366,7 +455,15 @@ def test_a_run_keeps_effective_clients_and_powers_over_time():
     beats = {"name": "ecg_offline", "patients": 4, "beats": 20, "length": 30}
     model = {"name": "ecg_resnet", "width": 4, "norm": "group", "hidden": 4}
     method = {"name": "grp_fed", "q": 10.0, "epochs": 1, "batch_size": 16, "lr": 0.01}
-    e = Experiment(beats, {"name": "by_group", "test": "domain"}, model, method, 4, evaluate_every=2, local_tests=True)
+    e = Experiment(
+        beats,
+        {"name": "by_group", "test": "domain"},
+        model,
+        method,
+        4,
+        evaluate_every=2,
+        local_tests=True,
+    )
     curves = e.run()["metrics"]["curves"]
     assert len(curves["q"]) == len(curves["effective_clients"]) == 2
     assert all(1 <= n <= 4 for n in curves["effective_clients"]) and abs(curves["q"][-1] - 10) <= 3
@@ -378,5 +475,7 @@ def test_a_run_keeps_effective_clients_and_powers_over_time():
 def test_every_method_survives_the_smoke_settings(dataset):
     for r in papers.get("grp_fed/table1").runs("smoke"):
         if r.row["dataset"] == dataset:
-            found = dataclasses.replace(r.experiment, rounds=2, evaluate_every=2).run()["metrics"]["local"]
+            found = dataclasses.replace(r.experiment, rounds=2, evaluate_every=2).run()["metrics"][
+                "local"
+            ]
             assert 0 <= found["t_g"] <= 1 and 0 <= found["t_l"] <= 1, r.row.method

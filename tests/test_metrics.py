@@ -27,7 +27,9 @@ def test_averages_and_spreads_by_hand():
 
 
 def test_anchor_of_the_published_logs():
-    """FedAvg, Digit-Five, DIF 10, seed 0: domain accuracies give the Avg, sigmas and client mean found in the logs."""
+    """FedAvg, Digit-Five, DIF 10, seed 0: domain accuracies give the Avg, sigmas and client mean
+    found in the logs.
+    """
     domains, counts = [92.19, 90.97, 54.02, 41.40, 28.82], [10, 6, 3, 2, 1]
     clients, types = np.repeat(domains, counts), np.repeat(range(5), counts)
     assert metrics.avg_type(clients, types) == pytest.approx(61.48, abs=0.005)
@@ -37,7 +39,9 @@ def test_anchor_of_the_published_logs():
 
 
 def test_one_client_per_type_makes_both_sigmas_equal():
-    assert metrics.sigma_client([0.1, 0.5, 0.6]) == pytest.approx(metrics.sigma_type([0.1, 0.5, 0.6], [0, 1, 2]))
+    assert metrics.sigma_client([0.1, 0.5, 0.6]) == pytest.approx(
+        metrics.sigma_type([0.1, 0.5, 0.6], [0, 1, 2])
+    )
 
 
 def test_bottom_takes_at_least_one_and_rounds_up():
@@ -50,7 +54,9 @@ def test_bottom_takes_at_least_one_and_rounds_up():
 
 
 def test_macro_f1_by_hand():
-    """Class 0: TP 1, FP 1, FN 1 -> 1/2. Class 1: TP 1, FP 1, FN 0 -> 2/3. Class 2: TP 0, FN 1 -> 0. Class 3 unseen."""
+    """Class 0: TP 1, FP 1, FN 1 -> 1/2. Class 1: TP 1, FP 1, FN 0 -> 2/3. Class 2: TP 0, FN 1 -> 0.
+    Class 3 unseen.
+    """
     y, p = [0, 0, 1, 2], [0, 1, 1, 0]
     assert metrics.macro_f1(y, p, 4, "present") == pytest.approx((1 / 2 + 2 / 3 + 0) / 3)
     assert metrics.macro_f1(y, p, 4, "all") == pytest.approx((1 / 2 + 2 / 3 + 0 + 0) / 4)
@@ -60,15 +66,23 @@ def test_macro_f1_by_hand():
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=40))
 def test_macro_f1_equals_scikit_learn(pairs):
     y, p = zip(*pairs)
-    ours = metrics.macro_f1(y, p, 5), metrics.macro_f1(torch.tensor(y), torch.tensor(p), 5, "present")
-    theirs = [f1_score(y, p, labels=labels, average="macro", zero_division=0) for labels in (range(5), sorted(set(y)))]
+    ours = (
+        metrics.macro_f1(y, p, 5),
+        metrics.macro_f1(torch.tensor(y), torch.tensor(p), 5, "present"),
+    )
+    theirs = [
+        f1_score(y, p, labels=labels, average="macro", zero_division=0)
+        for labels in (range(5), sorted(set(y)))
+    ]
     assert ours == pytest.approx(theirs)
 
 
 def test_clustering_accuracy_is_the_share_of_the_majority_types():
     types = [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     assert metrics.clustering_accuracy(types, types) == 1.0
-    assert metrics.clustering_accuracy([0, 0, 1, 1, 2, 2, 2, 2, 2, 2], types) == 0.6  # Table 3, T' = 3, DIF 1
+    assert (
+        metrics.clustering_accuracy([0, 0, 1, 1, 2, 2, 2, 2, 2, 2], types) == 0.6
+    )  # Table 3, T' = 3, DIF 1
     assert metrics.clustering_accuracy([5, 5, 5], [0, 0, 1]) == pytest.approx(2 / 3)
     assert metrics.clustering_accuracy(list(range(10)), types) == 1.0
 
@@ -85,12 +99,17 @@ def test_local_tests_by_hand():
 def test_mean_of_harmonic_means_never_exceeds_that_of_the_means(pairs):
     out = metrics.local_tests(*zip(*pairs))
     assert out["t_l"] <= out["t_l_of_means"] + 1e-12
-    assert out["t_l_of_means"] <= min(2 * out["t_p"], 2 * out["t_r"], (out["t_p"] + out["t_r"]) / 2) + 1e-12
+    assert (
+        out["t_l_of_means"]
+        <= min(2 * out["t_p"], 2 * out["t_r"], (out["t_p"] + out["t_r"]) / 2) + 1e-12
+    )
 
 
 def record(acc, personal=None, f1=None, up=10, down=20):
     loss = [1.0] * len(acc) if acc else None
-    return Record(1, [0], [1.0], {0: 1.0}, {0: 0.5}, up, down, 0.1, loss, acc, f1, personal_acc=personal)
+    return Record(
+        1, [0], [1.0], {0: 1.0}, {0: 0.5}, up, down, 0.1, loss, acc, f1, personal_acc=personal
+    )
 
 
 def test_communication_adds_up_the_rounds():
@@ -102,14 +121,21 @@ def test_communication_adds_up_the_rounds():
 
 
 def test_summarise_keeps_global_and_personal_apart_and_skips_clients_without_test_samples():
-    out = metrics.summarise(record([0.5, float("nan"), 1.0], personal=[1.0, 1.0, 0.0]), TYPES, [1, 0, 3])
+    out = metrics.summarise(
+        record([0.5, float("nan"), 1.0], personal=[1.0, 1.0, 0.0]), TYPES, [1, 0, 3]
+    )
     assert out["avg_client"] == 0.75 and out["avg_sample"] == pytest.approx(0.875)
-    assert out["personal"]["avg_client"] == pytest.approx(2 / 3) and out["personal"]["worst_client"] == 0.0
+    assert (
+        out["personal"]["avg_client"] == pytest.approx(2 / 3)
+        and out["personal"]["worst_client"] == 0.0
+    )
     only = metrics.summarise(record(None, personal=[1.0, 0.5, 0.0]), TYPES)
     assert "avg_client" not in only and only["personal"]["avg_type"] == pytest.approx(0.375)
 
 
-@pytest.mark.parametrize("call", [lambda: metrics.avg_client([]), lambda: metrics.avg_type([1.0], [0, 1])])
+@pytest.mark.parametrize(
+    "call", [lambda: metrics.avg_client([]), lambda: metrics.avg_type([1.0], [0, 1])]
+)
 def test_wrong_shapes_are_told(call):
     with pytest.raises(FedbookError):
         call()

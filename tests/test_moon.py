@@ -20,25 +20,34 @@ LOCAL = {"lr": 0.1, "batch_size": 4}
 
 
 def build(federation, name="mlp", **options):
-    return models.build(name, federation, seed=7, **({"width": 8} if name == "mlp" else {}), **options)
+    return models.build(
+        name, federation, seed=7, **({"width": 8} if name == "mlp" else {}), **options
+    )
 
 
 def normed():
     """A model with BatchNorm."""
     torch.manual_seed(0)
-    return Classifier(nn.Sequential(nn.Flatten(), nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Tanh()), 6, 3)
+    return Classifier(
+        nn.Sequential(nn.Flatten(), nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Tanh()), 6, 3
+    )
 
 
 def run(name, federation, rounds=1, model=None, **options):
     method = methods.get(name, **{**LOCAL, **options})
-    return simulate(method, federation, model or build(federation), rounds, device="cpu", quiet=True).run()
+    return simulate(
+        method, federation, model or build(federation), rounds, device="cpu", quiet=True
+    ).run()
 
 
 def bits(a, b):
-    return all(torch.equal(a.params[n], b.params[n]) for n in a.params) and a.params.keys() == b.params.keys()
+    return (
+        all(torch.equal(a.params[n], b.params[n]) for n in a.params)
+        and a.params.keys() == b.params.keys()
+    )
 
 
-# -- the term ---------------------------------------------------------------------------------------------------------
+# -- the term --------------------------------------------------------------------------------------
 def test_the_term_by_hand():
     """cos(z, z_glob) = 1 and cos(z, z_prev) = 0: -log e^2 / (e^2 + 1)."""
     z = torch.tensor([[3.0, 0.0]])
@@ -58,7 +67,16 @@ def test_equal_references_give_log_two_and_no_gradient():
 def turn(federation, model, term, memory):
     rng = torch.Generator().manual_seed(0)
     return Local(
-        federation.clients[1], federation, model, {}, 2, rng, Device("cpu"), (term,), {}, {"objective.0": memory}
+        federation.clients[1],
+        federation,
+        model,
+        {},
+        2,
+        rng,
+        Device("cpu"),
+        (term,),
+        {},
+        {"objective.0": memory},
     )
 
 
@@ -72,7 +90,9 @@ def test_references_are_the_two_models_in_eval_mode(toy, make):
         m.train()(toy.inputs(torch.arange(n * 4)))
     term, memory = ModelContrast(), {}
     term.end(turn(toy, last, term, {}), {}, memory)
-    assert set(memory) == {"previous"} and not any(n.startswith("head.") for n in memory["previous"])
+    assert set(memory) == {"previous"} and not any(
+        n.startswith("head.") for n in memory["previous"]
+    )
 
     before = copy.deepcopy(received.state_dict())
     local = turn(toy, received, term, memory)
@@ -127,28 +147,37 @@ def test_three_rounds_written_out(toy):
     assert any(not torch.allclose(got.params[n], without.params[n], atol=1e-3) for n in expected)
 
 
-# -- what it reduces to, what it keeps --------------------------------------------------------------------------------
+# -- what it reduces to, what it keeps -------------------------------------------------------------
 @pytest.mark.parametrize("model", [build, lambda f: normed()])
 def test_without_its_term_it_is_fedavg_bit_for_bit(toy, model):
     options = {"epochs": 2, "momentum": 0.9}
-    assert bits(run("fedavg", toy, 3, model(toy), **options), run("moon", toy, 3, model(toy), mu=0.0, **options))
+    assert bits(
+        run("fedavg", toy, 3, model(toy), **options),
+        run("moon", toy, 3, model(toy), mu=0.0, **options),
+    )
 
 
 def test_the_first_turn_of_a_client_is_fedavgs(toy):
-    first, second = ([run(n, toy, rounds, epochs=2) for n in ("fedavg", "moon")] for rounds in (1, 2))
+    first, second = (
+        [run(n, toy, rounds, epochs=2) for n in ("fedavg", "moon")] for rounds in (1, 2)
+    )
     assert bits(*first) and not bits(*second)
 
 
 def test_nothing_more_travels(toy):
     plain, done = run("fedavg", toy, 2), run("moon", toy, 2)
-    assert [(r.bytes_up, r.bytes_down) for r in plain.records] == [(r.bytes_up, r.bytes_down) for r in done.records]
+    assert [(r.bytes_up, r.bytes_down) for r in plain.records] == [
+        (r.bytes_up, r.bytes_down) for r in done.records
+    ]
 
 
 def test_a_resumed_run_ends_with_the_same_bits(toy, tmp_path):
     straight = run("moon", toy, 4, participation=2, epochs=2)
     for rounds in (2, 4):
         method = methods.get("moon", participation=2, epochs=2, **LOCAL)
-        again = simulate(method, toy, build(toy), rounds, device="cpu", checkpoint=tmp_path / "run", quiet=True).run()
+        again = simulate(
+            method, toy, build(toy), rounds, device="cpu", checkpoint=tmp_path / "run", quiet=True
+        ).run()
     assert bits(straight, again)
 
 
@@ -163,7 +192,7 @@ def test_it_works_on_prompts(images, name):
     assert set(done.memory[0]["objective.1"]["previous"]) == kept
 
 
-# -- the projection head ----------------------------------------------------------------------------------------------
+# -- the projection head ---------------------------------------------------------------------------
 def test_the_projection_head_stands_between_features_and_classifier(toy):
     inner = build(toy)
     head = inner.head.weight.shape
@@ -180,7 +209,9 @@ def test_the_projection_head_stands_between_features_and_classifier(toy):
 
 
 def test_a_projection_keeps_what_the_model_precomputes(images):
-    done = run("moon", images, 2, models.build("linear_probe", images, backbone=vit()), projection=5)
+    done = run(
+        "moon", images, 2, models.build("linear_probe", images, backbone=vit()), projection=5
+    )
     assert set(done.extra) == {"cls"}
     assert {n.split(".")[0] for n in done.params} == {"projection", "head"}
 
@@ -196,5 +227,7 @@ def test_mistakes_are_named(toy):
 
 
 def test_training_learns(images):
-    done = run("moon", images, 8, models.build("mlp", images), mu=0.5, lr=0.05, epochs=2, batch_size=8)
+    done = run(
+        "moon", images, 8, models.build("mlp", images), mu=0.5, lr=0.05, epochs=2, batch_size=8
+    )
     assert sum(done.records[-1].test_acc) / 6 > 0.8

@@ -1,4 +1,6 @@
-"""The notebooks as committed: run, really compared by nbval, readable, described, and free of machine traces."""
+"""The notebooks as committed: run, really compared by nbval, readable, described, and free of
+machine traces.
+"""
 
 import json
 import re
@@ -10,7 +12,9 @@ import pytest
 FOLDER = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("[0-9][0-9]_*.ipynb"))
 IGNORED = {"nbval-ignore-output", "nbval-skip"}
-MACHINE = re.compile(r"(?<![\w.])/(?:home|root|tmp|opt|work|usr|Users|content|mnt|var)/|[A-Z]:\\\\|site-packages")
+MACHINE = re.compile(
+    r"(?<![\w.])/(?:home|root|tmp|opt|work|usr|Users|content|mnt|var)/|[A-Z]:\\\\|site-packages"
+)
 
 
 @pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
@@ -37,7 +41,9 @@ def test_the_first_three_are_there():
 def test_it_was_run_from_top_to_bottom_without_errors(notebook):
     cells = [c for c in code(notebook) if "nbval-skip" not in tags(c)]
     assert [c.execution_count for c in cells] == list(range(1, len(cells) + 1))
-    assert not [o for c in cells for o in c.outputs if o.output_type == "error" or o.get("name") == "stderr"]
+    assert not [
+        o for c in cells for o in c.outputs if o.output_type == "error" or o.get("name") == "stderr"
+    ]
 
 
 def test_it_renders_and_runs_anywhere(notebook):
@@ -48,7 +54,11 @@ def test_it_renders_and_runs_anywhere(notebook):
 def test_enough_cells_are_compared(notebook):
     """A notebook without outputs passes nbval without comparing anything."""
     compared = [c for c in code(notebook) if c.outputs and not tags(c) & IGNORED]
-    texts = [c for c in compared if any(o.output_type == "stream" or "image/png" not in o.data for o in c.outputs)]
+    texts = [
+        c
+        for c in compared
+        if any(o.output_type == "stream" or "image/png" not in o.data for o in c.outputs)
+    ]
     assert len(compared) >= 12 and len(texts) >= 8
 
 
@@ -77,12 +87,25 @@ def test_every_figure_has_a_description(notebook):
 
 
 def test_it_follows_the_template(notebook):
-    first, text = notebook.cells[0].source, "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
-    assert re.match(r"# \d\d · ", first) and "**Time.**" in first and "**Reproduced here:**" in first
+    first, text = (
+        notebook.cells[0].source,
+        "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown"),
+    )
+    assert (
+        re.match(r"# \d\d · ", first) and "**Time.**" in first and "**Reproduced here:**" in first
+    )
     assert "google.colab" in code(notebook)[0].source and "parameters" in tags(code(notebook)[1])
-    for heading in ("### After this notebook you can", "## Exercises", "## Summary", "## Further reading"):
+    for heading in (
+        "### After this notebook you can",
+        "## Exercises",
+        "## Summary",
+        "## Further reading",
+    ):
         assert heading in text
-    assert len(re.findall(r"\*\*\d \(checked\)", text)) >= 2 and len(re.findall(r"\*\*\d \(open\)", text)) >= 2
+    assert (
+        len(re.findall(r"\*\*\d \(checked\)", text)) >= 2
+        and len(re.findall(r"\*\*\d \(open\)", text)) >= 2
+    )
 
 
 def test_links_between_notebooks_lead_somewhere(notebook):

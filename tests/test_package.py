@@ -9,16 +9,30 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-HEAVY = ["timm", "transformers", "sklearn", "matplotlib", "pandas", "seaborn", "torchvision", "mlxtend", "scipy"]
+HEAVY = [
+    "timm",
+    "transformers",
+    "sklearn",
+    "matplotlib",
+    "pandas",
+    "seaborn",
+    "torchvision",
+    "mlxtend",
+    "scipy",
+]
 
 
 def test_import_is_light():
     """After torch, `import fedbook` adds at most 0.3 s and none of the heavy libraries."""
     code = (
-        "import torch, sys, time, json; a = time.perf_counter(); import fedbook, fedbook.cli; b = time.perf_counter();"
+        "import torch, sys, time, json; a = time.perf_counter(); import fedbook, fedbook.cli; b "
+        "= time.perf_counter();"
         f"print(json.dumps([b - a, [m for m in {HEAVY} if m in sys.modules]]))"
     )
-    runs = [json.loads(subprocess.check_output([sys.executable, "-c", code], cwd=ROOT)) for _ in range(3)]
+    runs = [
+        json.loads(subprocess.check_output([sys.executable, "-c", code], cwd=ROOT))
+        for _ in range(3)
+    ]
     assert all(loaded == [] for _, loaded in runs)
     assert min(seconds for seconds, _ in runs) < 0.3
 
@@ -37,7 +51,9 @@ def test_dependencies_have_floors_only():
     assert not [spec for _, spec in wanted if "<" in spec or "==" in spec or "~" in spec]
 
 
-@pytest.mark.parametrize("tool", [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]])
+@pytest.mark.parametrize(
+    "tool", [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]]
+)
 def test_linters(tool):
     result = subprocess.run([sys.executable, "-m", *tool], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -1,4 +1,6 @@
-"""Every table and figure is there, its runs follow from its printed rows, and paper stands beside ours."""
+"""Every table and figure is there, its runs follow from its printed rows, and paper stands beside
+ours.
+"""
 
 import csv
 import dataclasses
@@ -61,27 +63,48 @@ def test_unknown_id_suggests_a_near_one():
 def test_runs_are_the_distinct_settings_times_seeds():
     spec = papers.get("fedgcr/table1")
     fedavg = [r for r in spec.runs("paper") if r.row.method == "fedavg"]
-    assert [(r.row["dif"], r.seed) for r in fedavg] == [(d, s) for d in (1, 5, 10) for s in (0, 1, 2)]
+    assert [(r.row["dif"], r.seed) for r in fedavg] == [
+        (d, s) for d in (1, 5, 10) for s in (0, 1, 2)
+    ]
     assert len({r.experiment.key for r in fedavg}) == 9
     e = fedavg[0].experiment
-    assert e.rounds == 50 and e.method["optimizer"] == "adamw" and e.method["lr"] == 1e-3 and e.dataset["size"] == 224
+    assert (
+        e.rounds == 50
+        and e.method["optimizer"] == "adamw"
+        and e.method["lr"] == 1e-3
+        and e.dataset["size"] == 224
+    )
     assert len([r for r in spec.runs("smoke", seeds=2) if r.row.method == "fedavg"]) == 6
 
 
 def test_tables_share_runs():
     """The FedAvg row of the ablation (Table 5) is the one of Table 1 at DIF 10: computed once."""
-    key = {t: [r.experiment.key for r in papers.get(t).runs("laptop") if r.row.method == "fedavg"] for t in
-           ("fedgcr/table1", "fedgcr/table5")}  # fmt: skip
+    key = {
+        t: [r.experiment.key for r in papers.get(t).runs("laptop") if r.row.method == "fedavg"]
+        for t in ("fedgcr/table1", "fedgcr/table5")
+    }
     assert set(key["fedgcr/table5"]) < set(key["fedgcr/table1"])
 
 
 def test_sweeps_share_the_runs_of_the_main_table():
-    """T' = T, delta = 0.5 and GMM are what Table 1 has, so a sweep's middle is not computed again."""
-    main = {r.experiment.key for r in papers.get("fedgcr/table1").runs("laptop") if r.row.method == "fedgcr"}
-    for id, usual in (("table3", ("t_prime", 5)), ("table10", ("delta", 0.5)), ("table14", ("clustering_algo", "gmm"))):
+    """T' = T, delta = 0.5 and GMM are what Table 1 has, so a sweep's middle is not computed
+    again.
+    """
+    main = {
+        r.experiment.key
+        for r in papers.get("fedgcr/table1").runs("laptop")
+        if r.row.method == "fedgcr"
+    }
+    for id, usual in (
+        ("table3", ("t_prime", 5)),
+        ("table10", ("delta", 0.5)),
+        ("table14", ("clustering_algo", "gmm")),
+    ):
         for run in papers.get(f"fedgcr/{id}").runs("laptop"):
             if run.row["dataset"] == "digit_five":
-                assert (run.experiment.key in main) == (run.row[usual[0]] == usual[1]), run.row.setting
+                assert (run.experiment.key in main) == (run.row[usual[0]] == usual[1]), (
+                    run.row.setting
+                )
 
 
 def test_clusters_keep_their_distance_from_the_number_of_types():
@@ -92,13 +115,25 @@ def test_clusters_keep_their_distance_from_the_number_of_types():
 
 
 def test_a_table_may_have_seeds_of_its_own():
-    assert papers.get("fedgcr/table1").seeds("laptop") == 3 and papers.get("fedgcr/table3").seeds("laptop") == 1
-    assert papers.get("fedgcr/table3").seeds("laptop", 2) == 2 and papers.get("fedgcr/table3").seeds("paper") == 3
+    assert (
+        papers.get("fedgcr/table1").seeds("laptop") == 3
+        and papers.get("fedgcr/table3").seeds("laptop") == 1
+    )
+    assert (
+        papers.get("fedgcr/table3").seeds("laptop", 2) == 2
+        and papers.get("fedgcr/table3").seeds("paper") == 3
+    )
 
 
 def test_the_study_of_quirks_changes_one_thing_at_a_time():
-    on, off = ({r.row["quirk"]: r.experiment for r in papers.get("fedgcr/quirks").runs("laptop") if r.row["on"] == flag}
-               for flag in (1, 0))  # fmt: skip
+    on, off = (
+        {
+            r.row["quirk"]: r.experiment
+            for r in papers.get("fedgcr/quirks").runs("laptop")
+            if r.row["on"] == flag
+        }
+        for flag in (1, 0)
+    )
     main = {r.experiment.key for r in papers.get("fedgcr/table1").runs("laptop")}
     assert set(on) == set(off) == set(fedgcr.STUDY) and {e.key for e in off.values()} < main
     assert on["fedsam_lr_x10"].method["lr"] == pytest.approx(10 * off["fedsam_lr_x10"].method["lr"])
@@ -142,13 +177,28 @@ def stored(spec, scale, value):
 def test_paper_against_ours():
     spec = papers.get("fedgcr/table1")
     accuracy = {0: 0.68, 1: 0.69, 2: 0.70}
-    results = stored(spec, "laptop", lambda r: {"avg_type": accuracy[r.seed], "sigma_type": 0.2, "sigma_client": 0.1})
+    results = stored(
+        spec,
+        "laptop",
+        lambda r: {"avg_type": accuracy[r.seed], "sigma_type": 0.2, "sigma_client": 0.1},
+    )
     table = spec.tabulate("laptop", results)
     assert len(table) == 72
     first = table[0]
-    assert (first["setting"], first["method"], first["metric"]) == ("digit_five dif=1", "fedavg", "avg")
-    assert first["ours"] == pytest.approx(69.0) and first["ours_std"] == pytest.approx(1.0) and first["seeds"] == 3
-    assert first["delta"] == pytest.approx(69.0 - 68.19) and first["verdict"] == "not comparable (laptop)"
+    assert (first["setting"], first["method"], first["metric"]) == (
+        "digit_five dif=1",
+        "fedavg",
+        "avg",
+    )
+    assert (
+        first["ours"] == pytest.approx(69.0)
+        and first["ours_std"] == pytest.approx(1.0)
+        and first["seeds"] == 3
+    )
+    assert (
+        first["delta"] == pytest.approx(69.0 - 68.19)
+        and first["verdict"] == "not comparable (laptop)"
+    )
     verdicts = {r["verdict"] for r in table if r["method"] != "fedavg"}
     assert verdicts <= {"not built yet", "not run"}
 
@@ -156,7 +206,9 @@ def test_paper_against_ours():
 def test_a_verdict_only_at_paper_scale():
     spec = papers.get("fedgcr/table1")
     results = stored(
-        spec, "paper", lambda r: {"avg_type": 0.6819, "sigma_type": 0.5, "sigma_client": 0.19 + r.seed / 100}
+        spec,
+        "paper",
+        lambda r: {"avg_type": 0.6819, "sigma_type": 0.5, "sigma_client": 0.19 + r.seed / 100},
     )
     rows = {r["metric"]: r["verdict"] for r in spec.tabulate("paper", results)[:3]}
     assert rows == {"avg": "reproduced", "sigma_type": "differs", "sigma_client": "reproduced"}
@@ -167,7 +219,9 @@ def test_tolerance_is_a_point_or_two_standard_deviations():
     assert tolerance(row, None) == 1.0 and tolerance(row, 0.4) == pytest.approx(1.0)
     assert tolerance(row, 4.0) == pytest.approx(2 * (0.3**2 + 16) ** 0.5)
     assert tolerance(Row({}, "m", "x", "macro_f1", 0.5), None) == 0.01
-    assert tolerance(Row({}, "m", "x", "percent", 50.0, 9.0, "variance_last_10_rounds"), None) == 6.0
+    assert (
+        tolerance(Row({}, "m", "x", "percent", 50.0, 9.0, "variance_last_10_rounds"), None) == 6.0
+    )
 
 
 def test_ordering_counts_pairs_within_a_setting():
@@ -199,13 +253,17 @@ def test_cost_is_estimated_from_runs_of_the_same_shape():
 
 
 def test_parameters_are_counted_not_quoted():
-    table = {(r["setting"], r["method"]): r for r in papers.get("fgpt/table2").tabulate("smoke", {})}
+    table = {
+        (r["setting"], r["method"]): r for r in papers.get("fgpt/table2").tabulate("smoke", {})
+    }
     assert table["architecture=vit_b16", "fgpt"]["ours"] == pytest.approx(0.0961)
     assert all(r["verdict"] == "reproduced" for r in table.values())
 
 
 def test_experiments_differ_where_rows_differ():
-    """Two rows with different settings never point at one run, or a sweep would be flat by mistake."""
+    """Two rows with different settings never point at one run, or a sweep would be flat by
+    mistake.
+    """
     for id in ("fedgcr/table1", "fedgcr/table7", "client2vec/table1", "fgpt/table8"):
         seen = {}
         for run in papers.get(id).runs("paper"):
@@ -216,15 +274,22 @@ def test_experiments_differ_where_rows_differ():
 
 
 def test_every_method_has_a_look_of_its_own():
-    keys = "fedavg fedavgm feddyn moon fedlc fediir afl q_ffl term harmofl fedsam fedmix local per_fedavg pfedme "
+    keys = (
+        "fedavg fedavgm feddyn moon fedlc fediir afl q_ffl term harmofl fedsam fedmix local "
+        "per_fedavg pfedme "
+    )
     keys += "lg_fedavg pt_fedavg pfedhn fed_dualprompt fedgcr client2vec grp_fed fgpt"
     assert list(plots.METHODS) == keys.split()
     looks = [
-        tuple(plots.look(m)[k] for k in ("color", "marker", "linestyle")) for m in (*plots.METHODS, *plots.RELATIVES)
+        tuple(plots.look(m)[k] for k in ("color", "marker", "linestyle"))
+        for m in (*plots.METHODS, *plots.RELATIVES)
     ]
     assert len(set(looks)) == len(looks)
     assert {look[0] for look in looks} <= set(plots.OKABE_ITO)
-    assert {r.method for s in papers.specs().values() for r in s.rows} <= {*plots.METHODS, *plots.RELATIVES}
+    assert {r.method for s in papers.specs().values() for r in s.rows} <= {
+        *plots.METHODS,
+        *plots.RELATIVES,
+    }
 
 
 def test_a_figure_is_saved_whole_with_its_description(tmp_path):
@@ -238,7 +303,9 @@ def test_a_figure_is_saved_whole_with_its_description(tmp_path):
     assert ax.lines[0].get_ydata().tolist() == pytest.approx([0.15, 0.3])
     assert ax.get_xlabel() == "round" and ax.get_ylabel()
     paths = plots.save(ax.figure, "demo", "two lines that rise", tmp_path / "figures")
-    assert {p.suffix for p in paths} == {".png", ".pdf"} and all(p.stat().st_size > 1000 for p in paths)
+    assert {p.suffix for p in paths} == {".png", ".pdf"} and all(
+        p.stat().st_size > 1000 for p in paths
+    )
     assert Image.open(paths[0]).info["Description"] == "two lines that rise"
     assert (tmp_path / "figures" / "demo.txt").read_text() == "two lines that rise\n"
     (tmp_path / "file").write_text("")
@@ -253,7 +320,9 @@ def test_a_partition_is_drawn_client_by_client():
     x, y = [[0.0], [1.0], [2.0]], [0, 1, 1]
     from fedbook import Federation
 
-    federation = Federation.from_arrays([{"train": (x, y), "type": 0}, {"train": (x, [1, 1, 1]), "type": 1}])
+    federation = Federation.from_arrays(
+        [{"train": (x, y), "type": 0}, {"train": (x, [1, 1, 1]), "type": 1}]
+    )
     ax = federation.plot()
     dots = [c.get_sizes().tolist() for c in ax.collections]
     assert len(dots) == 2 and dots[0][1] == pytest.approx(2 * dots[0][0]) and dots[1][0] == 0
@@ -261,7 +330,9 @@ def test_a_partition_is_drawn_client_by_client():
 
 
 def test_flops_are_counted_and_the_printed_unit_is_billions_of_multiply_adds():
-    """Table 10: ours is within a tenth where print counts the same thing; accuracies still come from runs."""
+    """Table 10: ours is within a tenth where print counts the same thing; accuracies still come
+    from runs.
+    """
     spec = papers.get("fgpt/table10")
     table = {(r["method"], r["metric"]): r for r in spec.tabulate("smoke", {})}
     for method, metric in (
@@ -274,8 +345,13 @@ def test_flops_are_counted_and_the_printed_unit_is_billions_of_multiply_adds():
         row = table[method, metric]
         assert row["ours"] == pytest.approx(row["paper"], rel=0.1), (method, metric)
     query = table["fgpt", "embedding_inference_flops"]["ours"]
-    assert table["fgpt", "testing_flops"]["ours"] - table["moon", "testing_flops"]["ours"] == pytest.approx(query)
-    assert table["fgpt", "accuracy"]["verdict"] == "not run" and table["fgpt", "testing_flops"]["seeds"] == 1
+    assert table["fgpt", "testing_flops"]["ours"] - table["moon", "testing_flops"][
+        "ours"
+    ] == pytest.approx(query)
+    assert (
+        table["fgpt", "accuracy"]["verdict"] == "not run"
+        and table["fgpt", "testing_flops"]["seeds"] == 1
+    )
 
 
 def test_clients_that_never_took_part_are_tested_with_the_final_model():

@@ -1,4 +1,6 @@
-"""Partitions: published client counts and sizes, invariants under random inputs, and refusal of what cannot be done."""
+"""Partitions: published client counts and sizes, invariants under random inputs, and refusal of
+what cannot be done.
+"""
 
 import numpy as np
 import pytest
@@ -23,7 +25,14 @@ PUBLISHED_SIZES = {
         [282],
     ],
     ("domainnet", 1): [[157, 472]] * 6,
-    ("domainnet", 5): [[115, 161, 225, 316, 442], [126, 177, 248, 348], [147, 206, 289], [191, 267], [327], [234]],
+    ("domainnet", 5): [
+        [115, 161, 225, 316, 442],
+        [126, 177, 248, 348],
+        [147, 206, 289],
+        [191, 267],
+        [327],
+        [234],
+    ],
     ("domainnet", 10): [
         [6, 11, 17, 28, 45, 72, 116, 186, 298, 477],
         [18, 29, 46, 74, 119, 191, 306],
@@ -34,7 +43,12 @@ PUBLISHED_SIZES = {
     ],
     ("pacs", 1): [[150, 450]] * 4,
     ("pacs", 5): [[45, 68, 102, 153, 229], [42, 95, 213], [34, 172], [121]],
-    ("pacs", 10): [[14, 18, 24, 31, 40, 52, 68, 88, 113, 146], [12, 22, 40, 72, 128], [11, 115], [58]],
+    ("pacs", 10): [
+        [14, 18, 24, 31, 40, 52, 68, 88, 113, 146],
+        [12, 22, 40, 72, 128],
+        [11, 115],
+        [58],
+    ],
 }
 
 
@@ -52,7 +66,8 @@ def same(a, b):
     return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b))
 
 
-# ---------------------------------------------------------------------------------------------------------- by domain
+# --------------------------------------------------------------------------------------------------
+# by domain
 
 
 @pytest.mark.parametrize(("dataset", "dif"), PUBLISHED_SIZES)
@@ -62,13 +77,19 @@ def test_published_sizes(dataset, dif):
     parts = P.by_domain(domain, dif, sizes=dataset)
     assert [len(p) for p in parts] == [n for d in PUBLISHED_SIZES[dataset, dif] for n in d]
     check(parts, np.arange(len(domain)))
-    assert P.types_of(domain, parts) == [d for d, s in enumerate(PUBLISHED_SIZES[dataset, dif]) for _ in s]
+    assert P.types_of(domain, parts) == [
+        d for d, s in enumerate(PUBLISHED_SIZES[dataset, dif]) for _ in s
+    ]
 
 
 def test_published_totals():
     totals = {key: sum(map(sum, sizes)) for key, sizes in PUBLISHED_SIZES.items()}
     assert totals["digit_five", 1] == 7430 and totals["digit_five", 10] == 6325
-    assert totals["domainnet", 1] == 3774 and totals["domainnet", 5] == 3819 and totals["domainnet", 10] == 3147
+    assert (
+        totals["domainnet", 1] == 3774
+        and totals["domainnet", 5] == 3819
+        and totals["domainnet", 10] == 3147
+    )
     assert totals["pacs", 1] == 2400 and totals["pacs", 5] == 1274 and totals["pacs", 10] == 1052
 
 
@@ -94,8 +115,15 @@ def test_by_domain_takes_slices_in_stored_order_and_by_name():
     parts = P.by_domain(domain, 1, order=["b", "a"], names=["a", "b"])
     assert [p.tolist() for p in parts] == [[1], [3, 5, 7], [0], [2, 4, 6]]
     shuffled = P.by_domain(domain, 1, order=["b", "a"], names=["a", "b"], shuffle=True, seed=3)
-    assert [len(p) for p in shuffled] == [1, 3, 1, 3] and set(np.concatenate(shuffled[:2])) == {1, 3, 5, 7}
-    assert [p.tolist() for p in P.by_domain(domain, 1, within=[0, 1, 2, 3, 5, 6], sizes="equal")] == [
+    assert [len(p) for p in shuffled] == [1, 3, 1, 3] and set(np.concatenate(shuffled[:2])) == {
+        1,
+        3,
+        5,
+        7,
+    }
+    assert [
+        p.tolist() for p in P.by_domain(domain, 1, within=[0, 1, 2, 3, 5, 6], sizes="equal")
+    ] == [
         [0],
         [2],
         [1],
@@ -111,7 +139,9 @@ def test_scale_and_fit():
         P.by_domain(domain, 1, sizes=[[371, 1115]] * 5)
     fit = P.by_domain(domain, 1, sizes="digit_five", scale="fit")
     assert len(fit) == 10 and all(len(p) for p in fit) and sum(len(p) for p in fit[2:4]) <= 1437
-    assert [len(p) for p in P.by_domain(domain, counts=[3, 1, 1, 1, 1], sizes="equal")][:3] == [1333] * 3
+    assert [len(p) for p in P.by_domain(domain, counts=[3, 1, 1, 1, 1], sizes="equal")][:3] == [
+        1333
+    ] * 3
 
 
 @quick
@@ -133,7 +163,8 @@ def test_both_test_modes():
     check(split, np.arange(17))
 
 
-# ----------------------------------------------------------------------------------------------------------- by label
+# --------------------------------------------------------------------------------------------------
+# by label
 
 
 @quick
@@ -146,7 +177,9 @@ def test_iid(clients, n, seed):
 
 
 @quick
-@given(st.integers(1, 20), st.sampled_from([0.05, 0.1, 0.5, 1, 10, 1000]), st.integers(2, 10), seeds)
+@given(
+    st.integers(1, 20), st.sampled_from([0.05, 0.1, 0.5, 1, 10, 1000]), st.integers(2, 10), seeds
+)
 def test_dirichlet(clients, alpha, classes, seed):
     labels = np.random.default_rng(seed).integers(classes, size=2000)
     rows = np.arange(0, 2000, 2)
@@ -192,7 +225,10 @@ def test_pathological_shares_lie_between_the_extremes_of_uniform_04_06():
     parts = P.pathological(labels, 100, 10, seed=0)
     counts = np.array([np.bincount(labels[p], minlength=100) for p in parts])
     shares = counts[counts > 0] / 500
-    assert shares.min() >= 0.4 / (0.4 + 9 * 0.6) - 0.002 and shares.max() <= 0.6 / (0.6 + 9 * 0.4) + 0.002
+    assert (
+        shares.min() >= 0.4 / (0.4 + 9 * 0.6) - 0.002
+        and shares.max() <= 0.6 / (0.6 + 9 * 0.4) + 0.002
+    )
     one_each = P.pathological(labels, 50, 2, seed=0)
     assert [len(p) for p in one_each] == [1000] * 50
 
@@ -234,7 +270,9 @@ def test_long_tail_numbers_of_the_paper():
     assert len(parts[0]) == 6225 and len(parts[-1]) == 403 and sum(map(len, parts)) == 50000
     drawn = P.long_tail(labels, 50, 0.7, 0.5, seed=0, replacement=True)
     first = np.sort(np.bincount(labels[drawn[0]], minlength=10))[::-1] / 6225
-    assert first[0] == pytest.approx(0.5005, abs=2e-4) and first[-1] == pytest.approx(0.000978, abs=2e-4)
+    assert first[0] == pytest.approx(0.5005, abs=2e-4) and first[-1] == pytest.approx(
+        0.000978, abs=2e-4
+    )
 
 
 @quick
@@ -273,7 +311,8 @@ def test_match_leaves_nobody_without(clients, seed):
         assert set(test[q]) <= set(labels[p])
 
 
-# --------------------------------------------------------------------------------------------- what cannot be done
+# --------------------------------------------------------------------------------------------- what
+# cannot be done
 
 LABELS = np.repeat(np.arange(10), 10)
 IMPOSSIBLE = [

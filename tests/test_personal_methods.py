@@ -1,4 +1,6 @@
-"""Local, LG-FedAvg, per-FedAvg and pFedMe: reductions, and a quadratic where every step is known in closed form."""
+"""Local, LG-FedAvg, per-FedAvg and pFedMe: reductions, and a quadratic where every step is known in
+closed form.
+"""
 
 import dataclasses
 
@@ -40,7 +42,7 @@ def with_batchnorm():
     return Classifier(nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU()), 6, 3)
 
 
-# -- Local ----------------------------------------------------------------------------------------------------------
+# -- Local -----------------------------------------------------------------------------------------
 def test_local_with_one_client_is_centralised_training(toy):
     one = alone(toy, 3)
     assert same(personal(run("local", one, 3), 0), run("fedavg", one, 3).params)
@@ -49,7 +51,9 @@ def test_local_with_one_client_is_centralised_training(toy):
 def test_local_clients_know_nothing_of_each_other(toy):
     together = run("local", toy, 3, momentum=0.9)
     for i in range(4):
-        assert same(personal(together, i), personal(run("local", alone(toy, i), 3, momentum=0.9), 0))
+        assert same(
+            personal(together, i), personal(run("local", alone(toy, i), 3, momentum=0.9), 0)
+        )
 
 
 def test_local_sends_nothing(toy):
@@ -75,7 +79,9 @@ def test_a_global_model_generalises_as_it_is_tested_globally(toy):
 
 
 def test_near_and_far_clients(toy):
-    """Client 2 is given the class mix of all, client 0 a single class: they are the two cases of Figure 5."""
+    """Client 2 is given the class mix of all, client 0 a single class: they are the two cases of
+    Figure 5.
+    """
     y = toy.y.clone()
     y[toy.clients[0].train] = 2
     for c in toy.clients[1:]:
@@ -89,11 +95,16 @@ def test_near_and_far_clients(toy):
     apart = (share - counts.sum(0) / counts.sum()).abs().sum(1)
     assert found["far"]["client"] == 0 and found["near"]["client"] == int(apart.argmin())
     last = result.records[-1]
-    assert found["far"]["t_g"] == pytest.approx(last.test_f1[0]) and found["far"]["t_p"] == last.personal_f1[0]
-    assert found["far"]["t_l"] == pytest.approx(metrics.harmonic_mean(found["far"]["t_p"], found["far"]["t_r"]))
+    assert (
+        found["far"]["t_g"] == pytest.approx(last.test_f1[0])
+        and found["far"]["t_p"] == last.personal_f1[0]
+    )
+    assert found["far"]["t_l"] == pytest.approx(
+        metrics.harmonic_mean(found["far"]["t_p"], found["far"]["t_r"])
+    )
 
 
-# -- LG-FedAvg ------------------------------------------------------------------------------------------------------
+# -- LG-FedAvg -------------------------------------------------------------------------------------
 def test_lg_fedavg_sharing_nothing_is_local(toy):
     nothing, local = run("lg_fedavg", toy, 3, shared=()), run("local", toy, 3)
     assert all(same(personal(nothing, i), personal(local, i)) for i in range(4))
@@ -103,7 +114,9 @@ def test_lg_fedavg_sharing_nothing_is_local(toy):
 def test_lg_fedavg_sharing_everything_is_the_uniform_mean(toy):
     everything = run("lg_fedavg", toy, 3, shared=("*",))
     mean = run(methods.get("fedavg", **LOCAL).replace(weigh=Equal()), toy, 3)
-    assert same(everything.params, mean.params) and not same(mean.params, run("fedavg", toy, 3).params)
+    assert same(everything.params, mean.params) and not same(
+        mean.params, run("fedavg", toy, 3).params
+    )
 
 
 def test_lg_fedavg_shares_the_upper_layers_only(toy):
@@ -116,7 +129,7 @@ def test_lg_fedavg_shares_the_upper_layers_only(toy):
     assert not torch.equal(mine[0]["features.1.weight"], mine[1]["features.1.weight"])
 
 
-# -- a quadratic: f(theta) = (theta - c)' A (theta - c) / 2, theta the weights of the head ---------------------------
+# -- a quadratic: f(theta) = (theta - c)' A (theta - c) / 2, theta the weights of the head ---------
 A, C = torch.tensor([[2.0, 0.5], [0.5, 1.0]]), torch.tensor([1.0, -2.0])
 
 
@@ -128,7 +141,9 @@ class Quadratic(Objective):
 
 
 def bowl(name, rounds=1, batches=1, **options):
-    """The weights on the server after some rounds of one client on the quadratic, from theta = (0, 0)."""
+    """The weights on the server after some rounds of one client on the quadratic, from theta = (0,
+    0).
+    """
     x, y = torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)
     federation = Federation.from_arrays([{"train": (x, y), "test": (x, y)}])
     model = Classifier(nn.Flatten(), 2, 1)
@@ -145,14 +160,16 @@ def slope(theta):
     return A @ (theta - C)
 
 
-# -- per-FedAvg -----------------------------------------------------------------------------------------------------
+# -- per-FedAvg ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("exact", [False, True])
 def test_per_fedavg_without_an_inner_step_is_fedavg_bit_for_bit(toy, exact):
     options = {"momentum": 0.9, "epochs": 2}
     a = run("per_fedavg", toy, 3, alpha=0.0, exact=exact, **options)
     assert same(a.params, run("fedavg", toy, 3, **options).params)
     assert not same(a.params, run("per_fedavg", toy, 3, alpha=0.1, exact=exact, **options).params)
-    assert [personal(a, i)["head.bias"].tolist() for i in (0, 1)] == [a.params["head.bias"].tolist()] * 2
+    assert [personal(a, i)["head.bias"].tolist() for i in (0, 1)] == [
+        a.params["head.bias"].tolist()
+    ] * 2
 
 
 def test_per_fedavg_leaves_running_statistics_to_the_outer_pass(toy):
@@ -161,7 +178,9 @@ def test_per_fedavg_leaves_running_statistics_to_the_outer_pass(toy):
 
 
 def test_per_fedavg_on_a_quadratic():
-    """From theta_0 = 0: first order theta_0 - b A (w~ - c); exact has (I - a A) before the gradient."""
+    """From theta_0 = 0: first order theta_0 - b A (w~ - c); exact has (I - a A) before the
+    gradient.
+    """
     a, b, start = 0.2, 0.5, torch.zeros(2)
     inner = start - a * slope(start)
     first, _ = bowl("per_fedavg", alpha=a, lr=b)
@@ -169,11 +188,15 @@ def test_per_fedavg_on_a_quadratic():
     exact, own = bowl("per_fedavg", alpha=a, lr=b, exact=True)
     assert torch.allclose(exact, start - b * (torch.eye(2) - a * A) @ slope(inner), atol=1e-6)
     assert torch.allclose(own, exact - a * slope(exact), atol=1e-6)
-    assert torch.allclose(first - start, torch.linalg.inv(torch.eye(2) - a * A) @ (exact - start), atol=1e-6)
+    assert torch.allclose(
+        first - start, torch.linalg.inv(torch.eye(2) - a * A) @ (exact - start), atol=1e-6
+    )
 
 
 def test_per_fedavg_momentum_is_that_of_the_outer_steps():
-    """Two batches: v_1 = g_1, v_2 = 0.9 v_1 + g_2, with g taken after an inner step that has no momentum."""
+    """Two batches: v_1 = g_1, v_2 = 0.9 v_1 + g_2, with g taken after an inner step that has no
+    momentum.
+    """
     a, b, w, v = 0.2, 0.1, torch.zeros(2), torch.zeros(2)
     for _ in range(2):
         v = 0.9 * v + slope(w - a * slope(w))
@@ -196,7 +219,7 @@ def test_per_fedavg_adapts_without_a_look_at_test_samples(toy):
         methods.get("per_fedavg", alpha=-0.1)
 
 
-# -- pFedMe ---------------------------------------------------------------------------------------------------------
+# -- pFedMe ----------------------------------------------------------------------------------------
 def near(w, lam):
     """argmin f + lam / 2 |theta - w|^2 = (A + lam I)^-1 (A c + lam w)."""
     return torch.linalg.solve(A + lam * torch.eye(2), A @ C + lam * w)
@@ -213,7 +236,9 @@ def test_pfedme_in_closed_form():
 
 
 def test_pfedme_counts_its_steps_and_starts_where_it_was():
-    """K = 1, two batches: theta_1 = -p A(0 - c); w_1 = eta lam theta_1; theta_2 from theta_1, pulled to w_1."""
+    """K = 1, two batches: theta_1 = -p A(0 - c); w_1 = eta lam theta_1; theta_2 from theta_1,
+    pulled to w_1.
+    """
     lam, eta, p = 2.0, 0.25, 0.1
     theta, w = torch.zeros(2), torch.zeros(2)
     for _ in range(2):
@@ -256,8 +281,14 @@ def test_pfedme_refuses_what_cannot_work():
         methods.get("pfedme", lam=0.0)
 
 
-# -- all four -------------------------------------------------------------------------------------------------------
-OWN = [("local", {}), ("lg_fedavg", {}), ("per_fedavg", {"alpha": 0.1}), ("pfedme", {}), ("grp_fed", {"epochs": 2})]
+# -- all four --------------------------------------------------------------------------------------
+OWN = [
+    ("local", {}),
+    ("lg_fedavg", {}),
+    ("per_fedavg", {"alpha": 0.1}),
+    ("pfedme", {}),
+    ("grp_fed", {"epochs": 2}),
+]
 
 
 @pytest.mark.parametrize("name,options", OWN)
@@ -266,7 +297,14 @@ def test_a_resumed_run_ends_with_the_same_bits(name, options, toy, tmp_path):
     straight = run(name, toy, 4, **options)
     for rounds in (2, 4):
         model = models.build("mlp", toy, seed=7, width=8)
-        again = simulate(methods.get(name, **options), toy, model, rounds, checkpoint=tmp_path / "run", quiet=True)
+        again = simulate(
+            methods.get(name, **options),
+            toy,
+            model,
+            rounds,
+            checkpoint=tmp_path / "run",
+            quiet=True,
+        )
         again.run()
     assert same(straight.params, again.params)
     assert all(same(personal(straight, i), personal(again, i)) for i in range(4))

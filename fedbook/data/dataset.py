@@ -1,5 +1,5 @@
-"""One shape for every dataset: images as uint8, labels, split and domain in parallel, and where all of it came
-from.
+"""One shape for every dataset: images as uint8, labels, split and domain in parallel, and where all
+of it came from.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from fedbook.errors import FedbookError
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples in rows: ``x`` (uint8 [N, C, H, W] for images), ``y``, ``split`` (0 train, 1 test), ``domain``."""
+    """Samples in rows: ``x`` (uint8 [N, C, H, W] for images), ``y``, ``split`` (0 train, 1 test),
+    ``domain``.
+    """
 
     x: Tensor
     y: Tensor
@@ -46,15 +48,16 @@ class Dataset:
 
     def __repr__(self) -> str:
         return (
-            f"Dataset({self.name}: {len(self.train):,} train + {len(self.test):,} test of {tuple(self.x.shape[1:])}, "
+            f"Dataset({self.name}: {len(self.train):,} train + {len(self.test):,} test of "
+            f"{tuple(self.x.shape[1:])}, "
             f"{len(self.class_names)} classes, {len(self.domain_names)} domains)"
         )
 
 
 @dataclass
 class Columns:
-    """A dataset before it is resized: numpy columns as they lie in a pack. ``x`` is uint8 [N, H, W] or [N, H, W, 3];
-    anything but uint8 (signals, text) is no image and stays as it is.
+    """A dataset before it is resized: numpy columns as they lie in a pack. ``x`` is uint8 [N, H, W]
+    or [N, H, W, 3]; anything but uint8 (signals, text) is no image and stays as it is.
     """
 
     x: np.ndarray
@@ -80,12 +83,21 @@ class Columns:
         return {"train": int((self.split == 0).sum()), "test": int((self.split == 1).sum())}
 
 
-def finish(columns: Columns, name: str, size: int | None, channels: int, provenance: dict[str, Any]) -> Dataset:
-    """Columns to tensors: resized, in the wanted number of channels, with the training images' mean and deviation."""
+def finish(
+    columns: Columns, name: str, size: int | None, channels: int, provenance: dict[str, Any]
+) -> Dataset:
+    """Columns to tensors: resized, in the wanted number of channels, with the training images' mean
+    and deviation.
+    """
     images = columns.x.dtype == np.uint8
     x = to_images(columns.x, size, channels) if images else torch.as_tensor(columns.x)
-    y, split = torch.as_tensor(columns.y.astype(np.int64)), torch.as_tensor(columns.split.astype(np.uint8))
-    domain = np.zeros(len(y), np.int64) if columns.domain is None else columns.domain.astype(np.int64)
+    y, split = (
+        torch.as_tensor(columns.y.astype(np.int64)),
+        torch.as_tensor(columns.split.astype(np.uint8)),
+    )
+    domain = (
+        np.zeros(len(y), np.int64) if columns.domain is None else columns.domain.astype(np.int64)
+    )
     mean, std = moments(x[split == 0]) if images else (None, None)
     return Dataset(
         x=x,
@@ -104,14 +116,17 @@ def finish(columns: Columns, name: str, size: int | None, channels: int, provena
 
 def check_geometry(size: int | None, channels: int) -> None:
     if size is not None and not (isinstance(size, int) and 4 <= size <= 1024):
-        raise FedbookError(f"size must be a whole number of pixels from 4 to 1024, got {size!r}", "for example size=32")
+        raise FedbookError(
+            f"size must be a whole number of pixels from 4 to 1024, got {size!r}",
+            "for example size=32",
+        )
     if channels not in (1, 3):
         raise FedbookError(f"channels must be 1 or 3, got {channels!r}", "1 for grey, 3 for colour")
 
 
 def to_images(x: np.ndarray, size: int | None, channels: int, batch: int = 2048) -> Tensor:
-    """uint8 [N, H, W(, 3)] to uint8 [N, C, size, size]: bilinear with antialiasing, grey by the usual luma
-    weights.
+    """uint8 [N, H, W(, 3)] to uint8 [N, C, size, size]: bilinear with antialiasing, grey by the
+    usual luma weights.
     """
     check_geometry(size, channels)
     source = torch.from_numpy(np.ascontiguousarray(x))

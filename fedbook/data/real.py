@@ -1,5 +1,5 @@
-"""Real datasets: read from packs or folders in the data folder, put together, and fetched from where they are
-published.
+"""Real datasets: read from packs or folders in the data folder, put together, and fetched from
+where they are published.
 """
 
 from __future__ import annotations
@@ -26,7 +26,18 @@ Read = tuple[Columns, dict[str, Any]]
 
 DIGITS = [str(i) for i in range(10)]
 CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck".split()
-FASHION = ["t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"]
+FASHION = [
+    "t-shirt",
+    "trouser",
+    "pullover",
+    "dress",
+    "coat",
+    "sandal",
+    "shirt",
+    "sneaker",
+    "bag",
+    "ankle boot",
+]
 PACS = ("photo", "art_painting", "cartoon", "sketch")
 PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 DOMAINNET = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
@@ -54,7 +65,9 @@ SUPERCLASSES = {
     "vehicles_2": "lawn_mower rocket streetcar tank tractor",
 }
 CIFAR100 = sorted(" ".join(SUPERCLASSES.values()).split())
-COARSE = np.array([next(i for i, m in enumerate(SUPERCLASSES.values()) if c in m.split()) for c in CIFAR100])
+COARSE = np.array(
+    [next(i for i, m in enumerate(SUPERCLASSES.values()) if c in m.split()) for c in CIFAR100]
+)
 
 # Published numbers of training and test images.
 EXPECTED = {
@@ -68,7 +81,9 @@ EXPECTED = {
     "cifar100": (50000, 10000),
 }
 CLASS_NAMES: dict[str, Sequence[str]] = {
-    **dict.fromkeys(("mnist", "usps", "mnist_m", "svhn", "synth_digits", "font_digits", "scene_digits"), DIGITS),
+    **dict.fromkeys(
+        ("mnist", "usps", "mnist_m", "svhn", "synth_digits", "font_digits", "scene_digits"), DIGITS
+    ),
     "cifar10": CIFAR10,
     "cifar100": CIFAR100,
     "fashion_mnist": FASHION,
@@ -77,12 +92,13 @@ CLASS_NAMES: dict[str, Sequence[str]] = {
 }
 
 
-# ------------------------------------------------------------------------------------------------------------- reading
+# --------------------------------------------------------------------------------------------------
+# reading
 
 
 def pack(name: str) -> Read:
-    """A single dataset from its pack, checked against the published counts (a subset is accepted, and said to be
-    one).
+    """A single dataset from its pack, checked against the published counts (a subset is accepted,
+    and said to be one).
     """
     path = store.root() / f"{name}.npz"
     columns, entry = store.load_recorded(path)
@@ -90,12 +106,14 @@ def pack(name: str) -> Read:
     if names is not None:
         if int(columns.y.max()) >= len(names):
             raise FedbookError(
-                f"{path} has label {int(columns.y.max())}, {name} has {len(names)} classes", "fetch it again"
+                f"{path} has label {int(columns.y.max())}, {name} has {len(names)} classes",
+                "fetch it again",
             )
         columns.class_names = list(names)
     if (columns.split == 0).sum() == 0 or (columns.split == 1).sum() == 0:
         raise FedbookError(
-            f"{path} has no {'test' if (columns.split == 0).any() else 'training'} images", "fetch it again"
+            f"{path} has no {'test' if (columns.split == 0).any() else 'training'} images",
+            "fetch it again",
         )
     provenance = {"file": path.name, "sha256": entry["sha256"]}
     expected, counts = EXPECTED.get(name), columns.counts()
@@ -103,11 +121,15 @@ def pack(name: str) -> Read:
         published = f"{expected[0]} + {expected[1]}"
         if counts["train"] + counts["test"] > sum(expected):
             raise FedbookError(
-                f"{path} has {counts['train']} + {counts['test']} images, published are {published}", "fetch it"
+                f"{path} has {counts['train']} + {counts['test']} images, published are "
+                f"{published}",
+                "fetch it",
             )
         provenance["subset_of"] = published
         warnings.warn(
-            f"{name}: {counts['train']} + {counts['test']} images, a subset of the published {published}", stacklevel=4
+            f"{name}: {counts['train']} + {counts['test']} images, a subset of the published "
+            f"{published}",
+            stacklevel=4,
         )
     return columns, provenance
 
@@ -120,13 +142,18 @@ def single(name: str) -> Callable[..., Read]:
 
 
 def cifar100(size: int, classes: Sequence[int] | None = None) -> Read:
-    """CIFAR-100 with the column ``coarse``; ``classes`` keeps some of the hundred and numbers them anew."""
+    """CIFAR-100 with the column ``coarse``; ``classes`` keeps some of the hundred and numbers them
+    anew.
+    """
     columns, provenance = pack("cifar100")
     columns.extra["coarse"] = COARSE[columns.y]
     if classes is not None:
         keep = sorted({int(c) for c in classes})
         if not keep or keep[0] < 0 or keep[-1] > 99:
-            raise FedbookError(f"classes must lie in 0..99, got {keep[:3]}...", "for example classes=range(50, 100)")
+            raise FedbookError(
+                f"classes must lie in 0..99, got {keep[:3]}...",
+                "for example classes=range(50, 100)",
+            )
         columns = columns.take(np.flatnonzero(np.isin(columns.y, keep)))
         columns.y = np.searchsorted(keep, columns.y).astype(np.int16)
         columns.class_names = [CIFAR100[c] for c in keep]
@@ -145,9 +172,9 @@ def cifar100_c(
 ) -> Read:
     """CIFAR-100's test images under ten corruptions, recomputed: domains are the corruptions.
 
-    The same ``per_domain`` images (the same number of each class, as nearly as possible) appear in every domain;
-    which of them are for testing is decided per image, so no test image is trained on in another domain. Column
-    ``identity``.
+    The same ``per_domain`` images (the same number of each class, as nearly as possible) appear in
+    every domain; which of them are for testing is decided per image, so no test image is trained on
+    in another domain. Column ``identity``.
     """
     columns, provenance = cifar100(size, classes)
     rng = np.random.default_rng(seed)
@@ -155,7 +182,9 @@ def cifar100_c(
     if not 0 < test < 1:
         raise FedbookError(f"test must lie between 0 and 1, got {test!r}", "for example test=0.2")
     if not 2 <= per_domain <= len(rows):
-        raise FedbookError(f"per_domain must lie between 2 and {len(rows)}, got {per_domain!r}", "for example 1000")
+        raise FedbookError(
+            f"per_domain must lie between 2 and {len(rows)}, got {per_domain!r}", "for example 1000"
+        )
     turn = np.zeros(len(rows), np.int64)
     for c in np.unique(columns.y[rows]):
         turn[columns.y[rows] == c] = np.arange((columns.y[rows] == c).sum())
@@ -169,7 +198,11 @@ def cifar100_c(
         part = clean.take(np.arange(per_domain))
         part.x = corrupt(clean.x, name, severity, seed)
         parts.append(part)
-    provenance |= {"severity": severity, "seed": seed, "note": "corruptions recomputed, not the published file"}
+    provenance |= {
+        "severity": severity,
+        "seed": seed,
+        "note": "corruptions recomputed, not the published file",
+    }
     return stack(parts, list(corruptions), rng), provenance
 
 
@@ -178,19 +211,30 @@ def together(
     limit: tuple[int, int] | None,
     labels: str = "shared",
 ) -> Callable[..., Read]:
-    """Several packs as the domains of one dataset, each cut to ``limit`` (train, test) images drawn at random."""
+    """Several packs as the domains of one dataset, each cut to ``limit`` (train, test) images drawn
+    at random.
+    """
     default_limit, default_labels = limit, labels
 
     def read(
-        size: int, limit: tuple[int, int] | None = default_limit, labels: str = default_labels, seed: int = 0
+        size: int,
+        limit: tuple[int, int] | None = default_limit,
+        labels: str = default_labels,
+        seed: int = 0,
     ) -> Read:
         if labels not in ("shared", "separate"):
-            raise FedbookError(f'labels must be "shared" or "separate", got {labels!r}', "see help(fedbook.data.load)")
+            raise FedbookError(
+                f'labels must be "shared" or "separate", got {labels!r}',
+                "see help(fedbook.data.load)",
+            )
         rng = np.random.default_rng(seed)
         parts, sources = [], {}
         for d, name in enumerate(members):
             columns, sources[name] = pack(name)
-            rows = [rng.permutation(np.flatnonzero(columns.split == s))[: limit[s] if limit else None] for s in (0, 1)]
+            rows = [
+                rng.permutation(np.flatnonzero(columns.split == s))[: limit[s] if limit else None]
+                for s in (0, 1)
+            ]
             columns = columns.take(np.concatenate(rows))
             columns.x = to_images(columns.x, size, 3).permute(0, 2, 3, 1).numpy()
             columns.extra = {}
@@ -210,8 +254,8 @@ def together(
 
 
 def stack(parts: list[Columns], domain_names: Sequence[str], rng: np.random.Generator) -> Columns:
-    """Datasets of one shape as the domains of one, in a random (seeded) order: slices in stored order are fair
-    samples.
+    """Datasets of one shape as the domains of one, in a random (seeded) order: slices in stored
+    order are fair samples.
     """
     keys = set.intersection(*(set(p.extra) for p in parts))
     columns = Columns(
@@ -227,36 +271,48 @@ def stack(parts: list[Columns], domain_names: Sequence[str], rng: np.random.Gene
 
 
 def pacs(size: int, seed: int = 0) -> Read:
-    """PACS from its pack, or from the original folders ``pacs/{domain}/{class}/*.jpg`` (then 80/20 per class and
-    domain).
+    """PACS from its pack, or from the original folders ``pacs/{domain}/{class}/*.jpg`` (then 80/20
+    per class and domain).
     """
     folder = store.root() / "pacs"
     if (store.root() / "pacs.npz").exists():
         columns, provenance = pack("pacs")
     else:
-        columns = store.derived(f"pacs-{size}-seed{seed}", lambda: folders(folder, size, domains=PACS, seed=seed))
+        columns = store.derived(
+            f"pacs-{size}-seed{seed}", lambda: folders(folder, size, domains=PACS, seed=seed)
+        )
         provenance = {"file": "pacs/", "note": "split is ours: 80/20 per class and domain"}
     missing = [d for d in PACS if d not in columns.domain_names]
     if missing or len(columns.class_names) != 7:
-        raise FedbookError(f"PACS has 4 domains and 7 classes; missing {missing or 'classes'}", "place it again")
+        raise FedbookError(
+            f"PACS has 4 domains and 7 classes; missing {missing or 'classes'}", "place it again"
+        )
     order = np.random.default_rng(seed).permutation(len(columns.y))
     return columns.take(order), {**provenance, "seed": seed}
 
 
 def domainnet(size: int, variant: str = "fedbn10", seed: int = 0) -> Read:
-    """DomainNet's ten FedBN classes, or fifty of its 345 drawn by ``seed``; official train/test lists."""
+    """DomainNet's ten FedBN classes, or fifty of its 345 drawn by ``seed``; official train/test
+    lists.
+    """
     if variant not in ("fedbn10", "random50"):
-        raise FedbookError(f'variant must be "fedbn10" or "random50", got {variant!r}', "fedbn10 is FedGCR's")
+        raise FedbookError(
+            f'variant must be "fedbn10" or "random50", got {variant!r}', "fedbn10 is FedGCR's"
+        )
     if variant == "fedbn10" and (store.root() / "domainnet.npz").exists():
         columns, provenance = pack("domainnet")
     else:
         lists = _domainnet_lists()
         every = sorted({path.split("/")[1] for rows in lists.values() for path, _ in rows})
         chosen = (
-            FEDBN10 if variant == "fedbn10" else sorted(np.random.default_rng(seed).choice(every, 50, replace=False))
+            FEDBN10
+            if variant == "fedbn10"
+            else sorted(np.random.default_rng(seed).choice(every, 50, replace=False))
         )
         key = f"domainnet-{variant}-{size}" + (f"-seed{seed}" if variant == "random50" else "")
-        columns = store.derived(key, lambda: _domainnet_images(lists, [str(c) for c in chosen], size))
+        columns = store.derived(
+            key, lambda: _domainnet_images(lists, [str(c) for c in chosen], size)
+        )
         provenance = {"file": "domainnet/*.zip", "classes": [str(c) for c in chosen]}
     order = np.random.default_rng(seed).permutation(len(columns.y))
     return columns.take(order), {**provenance, "variant": variant, "seed": seed}
@@ -272,18 +328,30 @@ def _domainnet_lists() -> dict[str, list[tuple[str, int]]]:
             path = folder / f"{domain}_{side}.txt"
             if not path.is_file():
                 raise FedbookError(f"DomainNet needs {path}", "fedbook data fetch domainnet")
-            lists[domain] += [(line.rsplit(" ", 1)[0], s) for line in path.read_text().splitlines() if line.strip()]
+            lists[domain] += [
+                (line.rsplit(" ", 1)[0], s)
+                for line in path.read_text().splitlines()
+                if line.strip()
+            ]
     return lists
 
 
-def _domainnet_images(lists: dict[str, list[tuple[str, int]]], classes: list[str], size: int) -> Columns:
-    """The images of some classes, read straight out of the zip files (or folders unpacked from them)."""
+def _domainnet_images(
+    lists: dict[str, list[tuple[str, int]]], classes: list[str], size: int
+) -> Columns:
+    """The images of some classes, read straight out of the zip files (or folders unpacked from
+    them).
+    """
     folder = store.root() / "domainnet"
     x, y, split, domain = [], [], [], []
     for d, name in enumerate(DOMAINNET):
-        archive = zipfile.ZipFile(folder / f"{name}.zip") if (folder / f"{name}.zip").is_file() else None
+        archive = (
+            zipfile.ZipFile(folder / f"{name}.zip") if (folder / f"{name}.zip").is_file() else None
+        )
         if archive is None and not (folder / name).is_dir():
-            raise FedbookError(f"DomainNet needs {folder / name}.zip", "fedbook data fetch domainnet")
+            raise FedbookError(
+                f"DomainNet needs {folder / name}.zip", "fedbook data fetch domainnet"
+            )
         for path, s in lists[name]:
             if path.split("/")[1] in classes:
                 data = archive.read(path) if archive else (folder / path).read_bytes()
@@ -292,24 +360,40 @@ def _domainnet_images(lists: dict[str, list[tuple[str, int]]], classes: list[str
                 split.append(s)
                 domain.append(d)
     return Columns(
-        np.stack(x), np.array(y, np.int16), np.array(split, np.uint8), classes, np.array(domain, np.int16), DOMAINNET
+        np.stack(x),
+        np.array(y, np.int16),
+        np.array(split, np.uint8),
+        classes,
+        np.array(domain, np.int16),
+        DOMAINNET,
     )
 
 
-def folders(root: Path, size: int, domains: Sequence[str] | None = None, test: float = 0.2, seed: int = 0) -> Columns:
-    """Images lying in ``root/domain/class/*.png`` (or .jpg, .bmp), the share ``test`` of each class and domain for
-    testing.
+def folders(
+    root: Path, size: int, domains: Sequence[str] | None = None, test: float = 0.2, seed: int = 0
+) -> Columns:
+    """Images lying in ``root/domain/class/*.png`` (or .jpg, .bmp), the share ``test`` of each class
+    and domain for testing.
     """
     if not root.is_dir():
         raise FedbookError(f"there is no folder {root}", "it should hold domain/class/*.png")
-    found = list(domains or sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")))
-    classes = sorted({c.name for d in found if (root / d).is_dir() for c in (root / d).iterdir() if c.is_dir()})
+    found = list(
+        domains
+        or sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+    )
+    classes = sorted(
+        {c.name for d in found if (root / d).is_dir() for c in (root / d).iterdir() if c.is_dir()}
+    )
     rng = np.random.default_rng(seed)
     x, y, split, domain = [], [], [], []
     for d, name in enumerate(found):
         for c, label in enumerate(classes):
             place = root / name / label
-            files = sorted(f for f in place.iterdir() if f.suffix.lower() in _SUFFIXES) if place.is_dir() else []
+            files = (
+                sorted(f for f in place.iterdir() if f.suffix.lower() in _SUFFIXES)
+                if place.is_dir()
+                else []
+            )
             held_out = set(rng.permutation(len(files))[: round(test * len(files))].tolist())
             for i, file in enumerate(files):
                 x.append(_picture(file, size, str(file)))
@@ -317,9 +401,16 @@ def folders(root: Path, size: int, domains: Sequence[str] | None = None, test: f
                 split.append(int(i in held_out))
                 domain.append(d)
     if not x:
-        raise FedbookError(f"no picture found in {root}", "it should hold domain/class/*.png (or .jpg)")
+        raise FedbookError(
+            f"no picture found in {root}", "it should hold domain/class/*.png (or .jpg)"
+        )
     return Columns(
-        np.stack(x), np.array(y, np.int16), np.array(split, np.uint8), classes, np.array(domain, np.int16), found
+        np.stack(x),
+        np.array(y, np.int16),
+        np.array(split, np.uint8),
+        classes,
+        np.array(domain, np.int16),
+        found,
     )
 
 
@@ -333,14 +424,19 @@ def _picture(source: Any, size: int, name: str) -> np.ndarray:
         with Image.open(source) as image:
             return np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
     except (UnidentifiedImageError, OSError, SyntaxError) as error:
-        raise FedbookError(f"{name} is no readable picture: {error}", "delete it or fetch it again") from error
+        raise FedbookError(
+            f"{name} is no readable picture: {error}", "delete it or fetch it again"
+        ) from error
 
 
-# ------------------------------------------------------------------------------------------------------------ fetching
+# --------------------------------------------------------------------------------------------------
+# fetching
 
 
 def fetch_torchvision(name: str, folder: Path, quiet: bool) -> Columns:
-    """Files and checksums are torchvision's; the download is ours, so that it shows progress and can be continued."""
+    """Files and checksums are torchvision's; the download is ours, so that it shows progress and
+    can be continued.
+    """
     from torchvision import datasets
 
     if name in ("mnist", "fashion_mnist"):
@@ -349,12 +445,16 @@ def fetch_torchvision(name: str, folder: Path, quiet: bool) -> Columns:
         for file, md5 in kind.resources:
             _first(mirrors, file, folder / kind.__name__ / "raw" / file, md5, quiet)
         pairs = [
-            (d.data.numpy(), d.targets.numpy()) for d in (kind(folder, train=t, download=True) for t in (True, False))
+            (d.data.numpy(), d.targets.numpy())
+            for d in (kind(folder, train=t, download=True) for t in (True, False))
         ]
     elif name == "usps":
         for url, file, md5 in datasets.USPS.split_list.values():
             store.download(url, folder / file, md5=md5, quiet=quiet)
-        pairs = [(d.data, np.array(d.targets)) for d in (datasets.USPS(folder, train=t) for t in (True, False))]
+        pairs = [
+            (d.data, np.array(d.targets))
+            for d in (datasets.USPS(folder, train=t) for t in (True, False))
+        ]
     elif name == "svhn":
         for side in ("train", "test"):
             url, file, md5 = datasets.SVHN.split_list[side]
@@ -364,7 +464,10 @@ def fetch_torchvision(name: str, folder: Path, quiet: bool) -> Columns:
     else:
         maker = datasets.CIFAR10 if name == "cifar10" else datasets.CIFAR100
         store.download(maker.url, folder / maker.filename, md5=maker.tgz_md5, quiet=quiet)
-        pairs = [(d.data, np.array(d.targets)) for d in (maker(folder, train=t, download=True) for t in (True, False))]
+        pairs = [
+            (d.data, np.array(d.targets))
+            for d in (maker(folder, train=t, download=True) for t in (True, False))
+        ]
     return _pairs(pairs, name)
 
 
@@ -395,11 +498,14 @@ def fetch_mnist_m(name: str, folder: Path, quiet: bool) -> Columns:
 
 
 def fetch_notmnist(name: str, folder: Path, quiet: bool) -> Columns:
-    """notMNIST_small; no official split exists, ours is 80/20 per letter. A handful of its files are known to be
-    broken.
+    """notMNIST_small; no official split exists, ours is 80/20 per letter. A handful of its files
+    are known to be broken.
     """
     target = folder / "notMNIST_small.tar.gz"
-    urls = ["https://commondatastorage.googleapis.com/books1000/", "http://yaroslavvb.com/upload/notMNIST/"]
+    urls = [
+        "https://commondatastorage.googleapis.com/books1000/",
+        "http://yaroslavvb.com/upload/notMNIST/",
+    ]
     for i, url in enumerate(urls):
         try:
             store.download(url + target.name, target, size=8458043, quiet=quiet)
@@ -412,7 +518,9 @@ def fetch_notmnist(name: str, folder: Path, quiet: bool) -> Columns:
 
 
 def fetch_chars74k(name: str, folder: Path, quiet: bool) -> Columns:
-    """Digits of Chars74K: 1,016 computer fonts (split by font), or those cut from street photographs."""
+    """Digits of Chars74K: 1,016 computer fonts (split by font), or those cut from street
+    photographs.
+    """
     base = "http://www.ee.surrey.ac.uk/CVSSP/demos/chars74k/"
     archive = "EnglishFnt.tgz" if name == "font_digits" else "EnglishImg.tgz"
     store.download(base + archive, folder / archive, quiet=quiet)
@@ -424,7 +532,9 @@ def fetch_chars74k(name: str, folder: Path, quiet: bool) -> Columns:
 
     if name == "scene_digits":
         return _archive(folder / archive, label, 32, grey=False, name=name)
-    return _archive(folder / archive, label, 28, grey=True, name=name, group=lambda p: int(p.stem.split("-")[1]))
+    return _archive(
+        folder / archive, label, 28, grey=True, name=name, group=lambda p: int(p.stem.split("-")[1])
+    )
 
 
 def fetch_synth_digits(name: str, folder: Path, quiet: bool) -> Columns:
@@ -436,7 +546,8 @@ def fetch_synth_digits(name: str, folder: Path, quiet: bool) -> Columns:
         if not path.is_file():
             raise FedbookError(
                 f"SynthDigits has no address we can download from; looked for {path}",
-                "get SynthDigits.zip from http://yaroslav.ganin.net, unpack it there, and run this again",
+                "get SynthDigits.zip from http://yaroslav.ganin.net, unpack it there, and run "
+                "this again",
             )
         mat = loadmat(path)
         pairs.append((mat["X"].transpose(3, 0, 1, 2), mat["y"].ravel() % 10))
@@ -444,14 +555,18 @@ def fetch_synth_digits(name: str, folder: Path, quiet: bool) -> Columns:
 
 
 def fetch_domainnet(name: str, folder: Path, quiet: bool) -> None:
-    """The cleaned version: six zip files and the official lists, kept as they are (pictures are read out of the
-    zips).
+    """The cleaned version: six zip files and the official lists, kept as they are (pictures are
+    read out of the zips).
     """
     base = "http://csr.bu.edu/ftp/visda/2019/multi-source/"
     place = store.root() / "domainnet"
     for domain in DOMAINNET:
         for side in ("train", "test"):
-            store.download(f"{base}domainnet/txt/{domain}_{side}.txt", place / f"{domain}_{side}.txt", quiet=True)
+            store.download(
+                f"{base}domainnet/txt/{domain}_{side}.txt",
+                place / f"{domain}_{side}.txt",
+                quiet=True,
+            )
         under = "groundtruth/" if domain in ("clipart", "painting") else ""
         store.download(f"{base}{under}{domain}.zip", place / f"{domain}.zip", quiet=quiet)
 
@@ -459,7 +574,9 @@ def fetch_domainnet(name: str, folder: Path, quiet: bool) -> None:
 def _pairs(pairs: list[tuple[np.ndarray, np.ndarray]], name: str) -> Columns:
     x, y = (np.concatenate([p[i] for p in pairs]) for i in (0, 1))
     split = np.repeat([0, 1], [len(p[1]) for p in pairs]).astype(np.uint8)
-    return Columns(np.ascontiguousarray(x, dtype=np.uint8), y.astype(np.int16), split, CLASS_NAMES[name])
+    return Columns(
+        np.ascontiguousarray(x, dtype=np.uint8), y.astype(np.int16), split, CLASS_NAMES[name]
+    )
 
 
 def _archive(
@@ -471,7 +588,9 @@ def _archive(
     group: Callable[[Path], int] | None = None,
     test: float = 0.2,
 ) -> Columns:
-    """Pictures inside a tar file; the share ``test`` of every class (or of the groups) is for testing, seeded."""
+    """Pictures inside a tar file; the share ``test`` of every class (or of the groups) is for
+    testing, seeded.
+    """
     from PIL import Image
 
     x: list[np.ndarray] = []
@@ -491,7 +610,8 @@ def _archive(
             groups.append(group(Path(member.name)) if group else len(groups))
     if not x:
         raise FedbookError(
-            f"{path} holds none of the expected pictures", "its layout may have changed; place a pack by hand"
+            f"{path} holds none of the expected pictures",
+            "its layout may have changed; place a pack by hand",
         )
     labels, who, rng = np.array(y, np.int16), np.array(groups), np.random.default_rng(0)
     pools = [np.unique(who)] if group else [who[labels == c] for c in np.unique(labels)]

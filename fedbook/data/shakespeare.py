@@ -1,21 +1,27 @@
-"""Shakespeare by role, for predicting the next character; and roles_offline, whose words are drawn, not written.
+"""Shakespeare by role, for predicting the next character; and roles_offline, whose words are drawn,
+not written.
 
-shakespeare. A client is a role of a play, as in LEAF (Caldas et al. 2018). A sample is 80 characters of what the role
-says and the one that follows; there is one sample per character. Of a role's samples the first 80 % are for training,
-then come 80 that are left out, since they share characters with both sides, and the rest is for testing; a role that
-would have no test sample is left out. As Client2Vec asks for it (appendix D.2), roles with fewer than 40 samples are
-left out, and roles are taken in random order until they hold a tenth of all samples. It is read from what lies in the
-folder shakespeare/ of the data folder, the first of:
+shakespeare. A client is a role of a play, as in LEAF (Caldas et al. 2018). A sample is 80
+characters of what the role says and the one that follows; there is one sample per character. Of a
+role's samples the first 80 % are for training, then come 80 that are left out, since they share
+characters with both sides, and the rest is for testing; a role that would have no test sample is
+left out. As Client2Vec asks for it (appendix D.2), roles with fewer than 40 samples are left out,
+and roles are taken in random order until they hold a tenth of all samples. It is read from what
+lies in the folder shakespeare/ of the data folder, the first of:
 
-    leaf/train/*.json and leaf/test/*.json     as LEAF's preprocessing writes them; sampled and split already
-    plays/*.txt                                one file per play: roles at the margin, their lines indented
-    *.txt                                      "Role:" and its lines, blank lines between (tinyshakespeare; no plays)
+    leaf/train/*.json and leaf/test/*.json     as LEAF's preprocessing writes them; sampled and
+                                               split already
+    plays/*.txt                                one file per play: roles at the margin, their lines
+                                               indented
+    *.txt                                      "Role:" and its lines, blank lines between
+                                               (tinyshakespeare; no plays)
 
-Lines that begin with Enter, Exit and the like are stage directions and dropped. Characters outside LEAF's alphabet of
-80 are dropped. Not the same as LEAF's own text, which is Project Gutenberg's, with other abbreviations of roles.
+Lines that begin with Enter, Exit and the like are stage directions and dropped. Characters outside
+LEAF's alphabet of 80 are dropped. Not the same as LEAF's own text, which is Project Gutenberg's,
+with other abbreviations of roles.
 
-roles_offline. Every role draws sentences from one small grammar, with favourite words, exclamations and lengths of its
-own. It is synthetic, and for trying things out only.
+roles_offline. Every role draws sentences from one small grammar, with favourite words, exclamations
+and lengths of its own. It is synthetic, and for trying things out only.
 """
 
 from __future__ import annotations
@@ -33,7 +39,9 @@ from fedbook.data.dataset import Columns
 from fedbook.errors import FedbookError
 
 VERSION = 1  # of the generator
-ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"  # LEAF's
+ALPHABET = (
+    "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"  # LEAF's
+)
 CODE = np.full(256, -1, np.int16)
 CODE[np.frombuffer(ALPHABET.encode(), np.uint8)] = np.arange(len(ALPHABET))
 STAGE = re.compile(r"(Enter|Re-enter|Exit|Exeunt|Flourish|Alarum|Sennet)\b")
@@ -43,7 +51,8 @@ TINY_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 Roles = dict[str, str]
 
 
-# ------------------------------------------------------------------------------------------------------------- sources
+# --------------------------------------------------------------------------------------------------
+# sources
 
 
 def place() -> tuple[str, list[Path]] | None:
@@ -59,8 +68,15 @@ def place() -> tuple[str, list[Path]] | None:
 
 
 def fetch(name: str, folder: Path, quiet: bool) -> None:
-    """tinyshakespeare: 1.1 MB, a quarter of the plays, roles of the same name in several plays thrown together."""
-    store.download(TINY, store.root() / "shakespeare" / "tinyshakespeare_input.txt", sha256=TINY_SHA256, quiet=quiet)
+    """tinyshakespeare: 1.1 MB, a quarter of the plays, roles of the same name in several plays
+    thrown together.
+    """
+    store.download(
+        TINY,
+        store.root() / "shakespeare" / "tinyshakespeare_input.txt",
+        sha256=TINY_SHA256,
+        quiet=quiet,
+    )
 
 
 def read_play(text: str) -> Iterator[tuple[str, str]]:
@@ -78,7 +94,11 @@ def read_script(text: str) -> Iterator[tuple[str, str]]:
     for block in re.split(r"\n\s*\n", text):
         head, *lines = block.strip().splitlines() or [""]
         if head.endswith(":"):
-            yield from ((head[:-1], line.strip()) for line in lines if line.strip() and not STAGE.match(line.strip()))
+            yield from (
+                (head[:-1], line.strip())
+                for line in lines
+                if line.strip() and not STAGE.match(line.strip())
+            )
 
 
 def gather(source: str, files: list[Path]) -> Roles:
@@ -89,7 +109,9 @@ def gather(source: str, files: list[Path]) -> Roles:
         for role, line in (read_play if source == "plays" else read_script)(text):
             said.setdefault(f"{path.stem}: {role}" if source == "plays" else role, []).append(line)
     if not said:
-        raise FedbookError(f"no role was found in {files[0].parent}", "the module's docstring shows how files look")
+        raise FedbookError(
+            f"no role was found in {files[0].parent}", "the module's docstring shows how files look"
+        )
     return {role: " ".join(lines) for role, lines in said.items()}
 
 
@@ -103,11 +125,14 @@ def decode(codes: Any) -> str:
     return "".join(ALPHABET[int(c)] for c in codes)
 
 
-# ------------------------------------------------------------------------------------------------------------- samples
+# --------------------------------------------------------------------------------------------------
+# samples
 
 
 def windows(codes: np.ndarray, length: int, test: float) -> tuple[np.ndarray, np.ndarray]:
-    """(training rows, test rows) of length + 1 characters, the last of which is asked for; no character in both."""
+    """(training rows, test rows) of length + 1 characters, the last of which is asked for; no
+    character in both.
+    """
     if len(codes) <= length:
         nothing = np.empty((0, length + 1), np.int16)
         return nothing, nothing
@@ -145,13 +170,18 @@ def assemble(parts: list[tuple[str, np.ndarray, np.ndarray]]) -> Columns:
 
 def _check(length: int, test: float, fraction: float, limit: int | None) -> None:
     if not (isinstance(length, int) and length >= 1):
-        raise FedbookError(f"length must be a whole number of at least 1, got {length!r}", "the paper has 80")
+        raise FedbookError(
+            f"length must be a whole number of at least 1, got {length!r}", "the paper has 80"
+        )
     if not 0 < test < 1 or not 0 < fraction <= 1:
         raise FedbookError(
-            f"test must lie in (0, 1), fraction in (0, 1], got {test!r} and {fraction!r}", "try 0.2, 0.1"
+            f"test must lie in (0, 1), fraction in (0, 1], got {test!r} and {fraction!r}",
+            "try 0.2, 0.1",
         )
     if limit is not None and not (isinstance(limit, int) and limit >= 1):
-        raise FedbookError(f"limit must be None or a whole number of at least 1, got {limit!r}", "for example 500")
+        raise FedbookError(
+            f"limit must be None or a whole number of at least 1, got {limit!r}", "for example 500"
+        )
 
 
 def shakespeare(
@@ -163,13 +193,15 @@ def shakespeare(
     limit: int | None = None,
     seed: int = 0,
 ) -> tuple[Columns, dict[str, Any]]:
-    """Roles as domains. ``limit`` keeps at most so many training samples of a role, evenly spaced, and test samples in
-    proportion. LEAF's files are taken as they are but for ``limit``.
+    """Roles as domains. ``limit`` keeps at most so many training samples of a role, evenly spaced,
+    and test samples in proportion. LEAF's files are taken as they are but for ``limit``.
     """
     _check(length, test, fraction, limit)
     found = place()
     if found is None:
-        raise FedbookError(f"nothing in {store.root() / 'shakespeare'}", "`fedbook data fetch shakespeare`")
+        raise FedbookError(
+            f"nothing in {store.root() / 'shakespeare'}", "`fedbook data fetch shakespeare`"
+        )
     source, files = found
     note: dict[str, Any] = {"source": source, "files": len(files)}
     if source == "leaf":
@@ -183,7 +215,13 @@ def shakespeare(
         if not parts:
             raise FedbookError(f"no role says more than {2 * length} characters", "lower length")
         parts = [parts[i] for i in choose([len(a) + len(b) for _, a, b in parts], fraction, seed)]
-        note |= {"fraction": fraction, "min_samples": min_samples, "test": test, "length": length, "seed": seed}
+        note |= {
+            "fraction": fraction,
+            "min_samples": min_samples,
+            "test": test,
+            "length": length,
+            "seed": seed,
+        }
     if limit is not None:
         note["limit"] = limit
         parts = [(n, thin(a, limit), thin(b, limit * test / (1 - test))) for n, a, b in parts]
@@ -191,7 +229,9 @@ def shakespeare(
 
 
 def read_leaf(files: list[Path]) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """LEAF's JSON: user_data[user] = {"x": [80 characters, ...], "y": [1 character, ...]}, in train/ and test/."""
+    """LEAF's JSON: user_data[user] = {"x": [80 characters, ...], "y": [1 character, ...]}, in
+    train/ and test/.
+    """
     held: dict[str, dict[str, list[np.ndarray]]] = {}
     for path in files:
         try:
@@ -199,31 +239,56 @@ def read_leaf(files: list[Path]) -> list[tuple[str, np.ndarray, np.ndarray]]:
                 text = "".join(x + y for x, y in zip(data["x"], data["y"], strict=True))
                 codes = CODE[np.frombuffer(text.encode("latin-1", "replace"), np.uint8)]
                 codes[codes < 0] = ALPHABET.index(" ")
-                held.setdefault(user, {}).setdefault(path.parent.name, []).append(codes.reshape(len(data["y"]), -1))
+                held.setdefault(user, {}).setdefault(path.parent.name, []).append(
+                    codes.reshape(len(data["y"]), -1)
+                )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise FedbookError(f"{path.name} is not a file of LEAF's Shakespeare: {error}", "make it again") from None
-    both = {user: parts for user, parts in sorted(held.items()) if parts.keys() >= {"train", "test"}}
+            raise FedbookError(
+                f"{path.name} is not a file of LEAF's Shakespeare: {error}", "make it again"
+            ) from None
+    both = {
+        user: parts for user, parts in sorted(held.items()) if parts.keys() >= {"train", "test"}
+    }
     if not both:
-        raise FedbookError("no user is in both leaf/train and leaf/test", "use LEAF's split by sample (-t sample)")
-    return [(user, np.concatenate(p["train"]), np.concatenate(p["test"])) for user, p in both.items()]
+        raise FedbookError(
+            "no user is in both leaf/train and leaf/test", "use LEAF's split by sample (-t sample)"
+        )
+    return [
+        (user, np.concatenate(p["train"]), np.concatenate(p["test"])) for user, p in both.items()
+    ]
 
 
-# ----------------------------------------------------------------------------------------------------------- generator
+# --------------------------------------------------------------------------------------------------
+# generator
 
-SUBJECTS = "the king|my brother|this old house|a sailor|the night|your letter|her garden|the market|our captain"
+SUBJECTS = (
+    "the king|my brother|this old house|a sailor|the night|your letter|her garden|the market|"
+    "our captain"
+)
 VERBS = "hides|carries|forgets|praises|follows|wakes|sells|mends|fears"
-OBJECTS = "the silver bell|a loaf of bread|no stranger|the long road|his own shadow|seven horses|the winter|a small lie"
+OBJECTS = (
+    "the silver bell|a loaf of bread|no stranger|the long road|his own shadow|seven horses|the "
+    "winter|a small lie"
+)
 OPENINGS = "Ah|Listen|Indeed|No|Well then|Alas|Come now|By my hat"
 ENDINGS = ".|!|?|;|..."
 
 
 def roles_offline(
-    size: int, roles: int = 8, sentences: int = 40, length: int = 20, test: float = 0.2, seed: int = 0
+    size: int,
+    roles: int = 8,
+    sentences: int = 40,
+    length: int = 20,
+    test: float = 0.2,
+    seed: int = 0,
 ) -> tuple[Columns, dict[str, Any]]:
     """Roles as domains, each with favourite words of its own; later roles speak less."""
     _check(length, test, 1.0, None)
     if roles < 1 or sentences < 8:
-        raise FedbookError(f"at least 1 role and 8 sentences, got {roles} and {sentences}", "try roles=8, sentences=40")
+        raise FedbookError(
+            f"at least 1 role and 8 sentences, got {roles} and {sentences}",
+            "try roles=8, sentences=40",
+        )
     parts = []
     for r in range(roles):
         rng = np.random.default_rng([VERSION, seed, r])
@@ -231,7 +296,13 @@ def roles_offline(
         taste = [rng.dirichlet(np.full(len(w), 0.4)) for w in words]
         lines = []
         for _ in range(max(8, round(sentences * 0.9**r))):
-            opening, subject, verb, thing, end = (str(rng.choice(w, p=p)) for w, p in zip(words, taste))
+            opening, subject, verb, thing, end = (
+                str(rng.choice(w, p=p)) for w, p in zip(words, taste)
+            )
             lines.append(f"{opening}, {subject} {verb} {thing}{end}")
         parts.append((f"role {r}", *windows(encode(" ".join(lines)), length, test)))
-    return assemble(parts), {"generator": f"fedbook.data.shakespeare v{VERSION}", "seed": seed, "roles": roles}
+    return assemble(parts), {
+        "generator": f"fedbook.data.shakespeare v{VERSION}",
+        "seed": seed,
+        "roles": roles,
+    }

@@ -1,8 +1,9 @@
-"""Files on disk: where packs lie, how they are read, written, downloaded and checked, so that none is ever half-used.
+"""Files on disk: where packs lie, how they are read, written, downloaded and checked, so that none
+is ever half-used.
 
-A pack is ``{root}/{name}.npz`` with ``x, y, split`` and, where there are any, ``domain, domain_names, class_names``
-and further columns. ``{root}/manifest.json`` keeps size, SHA-256 and counts of every pack from its fetch or first
-load on.
+A pack is ``{root}/{name}.npz`` with ``x, y, split`` and, where there are any, ``domain,
+domain_names, class_names`` and further columns. ``{root}/manifest.json`` keeps size, SHA-256 and
+counts of every pack from its fetch or first load on.
 """
 
 from __future__ import annotations
@@ -63,11 +64,15 @@ def _digest(path: Path, state: Any) -> str:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears under its name only when it is complete; whatever goes wrong, nothing is left behind."""
+    """A file that appears under its name only when it is complete; whatever goes wrong, nothing is
+    left behind.
+    """
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as f:
+        with tempfile.NamedTemporaryFile(
+            dir=path.parent, prefix=f".{path.name}.", delete=False
+        ) as f:
             temporary = f.name
             yield f  # type: ignore[misc]
         os.chmod(temporary, 0o644)
@@ -81,51 +86,88 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 def _disk(path: Path, error: OSError) -> FedbookError:
     if error.errno == errno.ENOSPC:
-        return FedbookError(f"no space left while writing {path}", "free some, or set FEDBOOK_DATA to a larger disk")
+        return FedbookError(
+            f"no space left while writing {path}", "free some, or set FEDBOOK_DATA to a larger disk"
+        )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return FedbookError(f"no permission to write {path}", "set FEDBOOK_DATA to a folder of your own")
-    return FedbookError(f"cannot write {path}: {error.strerror or error}", "check the folder, or set FEDBOOK_DATA")
+        return FedbookError(
+            f"no permission to write {path}", "set FEDBOOK_DATA to a folder of your own"
+        )
+    return FedbookError(
+        f"cannot write {path}: {error.strerror or error}", "check the folder, or set FEDBOOK_DATA"
+    )
 
 
-# --------------------------------------------------------------------------------------------------------------- packs
+# --------------------------------------------------------------------------------------------------
+# packs
 
 
 def read_pack(path: Path) -> Columns:
-    """A pack, read in full (zip checks every byte's CRC) and checked for shape; anything else is an error."""
+    """A pack, read in full (zip checks every byte's CRC) and checked for shape; anything else is an
+    error.
+    """
     again = "delete it and fetch or make it again"
     if not path.is_file():
         raise FedbookError(f"there is no file {path}", "check the path")
     try:
         with np.load(path, allow_pickle=False) as pack:
             columns = {k: pack[k] for k in pack.files}
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, OSError, NotImplementedError) as error:
-        raise FedbookError(f"{path} is broken or cut short: {error}".replace("\n", " "), again) from error
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        ValueError,
+        KeyError,
+        OSError,
+        NotImplementedError,
+    ) as error:
+        raise FedbookError(
+            f"{path} is broken or cut short: {error}".replace("\n", " "), again
+        ) from error
     missing = [k for k in ("x", "y", "split") if k not in columns]
     if missing:
-        raise FedbookError(f"{path} has no column {', '.join(missing)}", "a pack holds x, y, split[, domain, ...]")
+        raise FedbookError(
+            f"{path} has no column {', '.join(missing)}", "a pack holds x, y, split[, domain, ...]"
+        )
     x, y, split = columns.pop("x"), columns.pop("y"), columns.pop("split")
     if x.dtype != np.uint8 or x.ndim not in (3, 4) or (x.ndim == 4 and x.shape[3] != 3):
-        raise FedbookError(f"{path}: x is {x.dtype} of shape {x.shape}", "it must be uint8 [N, H, W] or [N, H, W, 3]")
+        raise FedbookError(
+            f"{path}: x is {x.dtype} of shape {x.shape}",
+            "it must be uint8 [N, H, W] or [N, H, W, 3]",
+        )
     if not len(x) or any(len(c) != len(x) or c.ndim != 1 for c in (y, split)):
-        raise FedbookError(f"{path}: x, y, split have shapes {x.shape}, {y.shape}, {split.shape}", "one row each")
+        raise FedbookError(
+            f"{path}: x, y, split have shapes {x.shape}, {y.shape}, {split.shape}", "one row each"
+        )
     if not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or not np.isin(split, (0, 1)).all():
         raise FedbookError(f"{path}: y must be whole numbers >= 0 and split 0 or 1", again)
     classes = [str(c) for c in columns.pop("class_names", np.arange(int(y.max()) + 1))]
     domains = [str(d) for d in columns.pop("domain_names", [])]
     domain = columns.pop("domain", None)
     if y.max() >= len(classes):
-        raise FedbookError(f"{path}: label {int(y.max())}, but only {len(classes)} class names", again)
+        raise FedbookError(
+            f"{path}: label {int(y.max())}, but only {len(classes)} class names", again
+        )
     if domain is not None:
         if len(domain) != len(x) or domain.min() < 0 or (domains and domain.max() >= len(domains)):
-            raise FedbookError(f"{path}: the domain column does not fit its {len(domains)} names", again)
+            raise FedbookError(
+                f"{path}: the domain column does not fit its {len(domains)} names", again
+            )
         domains = domains or [f"domain {d}" for d in range(int(domain.max()) + 1)]
-    extra = {k: v for k, v in columns.items() if v.ndim and len(v) == len(x) and v.dtype.kind in "iub"}
+    extra = {
+        k: v for k, v in columns.items() if v.ndim and len(v) == len(x) and v.dtype.kind in "iub"
+    }
     return Columns(x, y, split, classes, domain, domains, extra)
 
 
 def write_pack(path: Path, columns: Columns) -> None:
     """Write a pack, all or nothing."""
-    arrays: dict[str, Any] = {"x": columns.x, "y": columns.y, "split": columns.split, **columns.extra}
+    arrays: dict[str, Any] = {
+        "x": columns.x,
+        "y": columns.y,
+        "split": columns.split,
+        **columns.extra,
+    }
     arrays["class_names"] = np.array(list(columns.class_names))
     if columns.domain is not None:
         arrays |= {"domain": columns.domain, "domain_names": np.array(list(columns.domain_names))}
@@ -134,8 +176,8 @@ def write_pack(path: Path, columns: Columns) -> None:
 
 
 def derived(name: str, make: Callable[[], Columns]) -> Columns:
-    """Columns that can be computed again: kept in the cache as a pack, remade when missing or broken, or kept
-    nowhere.
+    """Columns that can be computed again: kept in the cache as a pack, remade when missing or
+    broken, or kept nowhere.
     """
     path = root() / f"{name}.npz"
     try:
@@ -153,7 +195,8 @@ def derived(name: str, make: Callable[[], Columns]) -> Columns:
     return columns
 
 
-# ------------------------------------------------------------------------------------------------------------ manifest
+# --------------------------------------------------------------------------------------------------
+# manifest
 
 
 def manifest(folder: Path) -> dict[str, dict[str, Any]]:
@@ -165,9 +208,16 @@ def manifest(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def record(path: Path, columns: Columns) -> dict[str, Any]:
-    """Enter a pack in the manifest beside it (silently not, where that folder cannot be written)."""
+    """Enter a pack in the manifest beside it (silently not, where that folder cannot be
+    written).
+    """
     stat = path.stat()
-    entry = {"file": path.name, "bytes": stat.st_size, "mtime": stat.st_mtime_ns, "sha256": sha256(path)}
+    entry = {
+        "file": path.name,
+        "bytes": stat.st_size,
+        "mtime": stat.st_mtime_ns,
+        "sha256": sha256(path),
+    }
     entry |= {"counts": columns.counts()}
     _remember(path.parent, path.name, entry)
     return entry
@@ -182,22 +232,28 @@ def _remember(folder: Path, key: str, entry: dict[str, Any]) -> None:
 
 
 def load_recorded(path: Path) -> tuple[Columns, dict[str, Any]]:
-    """A pack and its manifest entry. The hash is computed anew whenever size or time of the file have changed."""
+    """A pack and its manifest entry. The hash is computed anew whenever size or time of the file
+    have changed.
+    """
     entry = manifest(path.parent).get(path.name)
     if not isinstance(entry, dict) or not {"bytes", "mtime", "sha256"} <= set(entry):
         columns = read_pack(path)
         return columns, record(path, columns)
     stat = path.stat()
-    if (stat.st_size, stat.st_mtime_ns) != (entry["bytes"], entry["mtime"]) and sha256(path) != entry["sha256"]:
+    if (stat.st_size, stat.st_mtime_ns) != (entry["bytes"], entry["mtime"]) and sha256(
+        path
+    ) != entry["sha256"]:
         read_pack(path)  # a broken file is called broken
         raise FedbookError(
             f"{path} is not the file that was recorded (SHA-256 differs from manifest.json)",
-            f"fetch it again, or remove the entry {path.name} from {path.parent / 'manifest.json'} to accept it",
+            f"fetch it again, or remove the entry {path.name} from "
+            f"{path.parent / 'manifest.json'} to accept it",
         )
     return read_pack(path), entry
 
 
-# ------------------------------------------------------------------------------------------------------------ download
+# --------------------------------------------------------------------------------------------------
+# download
 
 
 def download(
@@ -212,9 +268,10 @@ def download(
 ) -> str:
     """Fetch ``url`` into ``target`` and return its SHA-256.
 
-    What has arrived so far lies in ``target.part`` and is continued by the next call. The file gets its name only when
-    it is complete and its size and checksum are as published; a wrong one is deleted. Where no checksum is published,
-    the first download's is kept in the manifest and every later one must equal it.
+    What has arrived so far lies in ``target.part`` and is continued by the next call. The file gets
+    its name only when it is complete and its size and checksum are as published; a wrong one is
+    deleted. Where no checksum is published, the first download's is kept in the manifest and every
+    later one must equal it.
     """
     part = target.with_name(target.name + ".part")
     try:
@@ -233,7 +290,8 @@ def download(
         if known != found:
             target.unlink()
             raise FedbookError(
-                f"{url} is not the file it was when first fetched: SHA-256 {found} instead of {known}",
+                f"{url} is not the file it was when first fetched: SHA-256 {found} instead of "
+                f"{known}",
                 f"if it was replaced on purpose, remove its entry from {root() / 'manifest.json'}",
             )
         _remember(root(), url, {"bytes": target.stat().st_size, "sha256": found})
@@ -245,11 +303,16 @@ def _check(path: Path, url: str, md5: str | None, sha256: str | None, size: int 
     if size is not None and path.stat().st_size != size:
         wrong = f"{path.stat().st_size} bytes instead of {size}"
     for kind, expected in (("MD5", md5), ("SHA-256", sha256)):
-        if expected and (found := _digest(path, hashlib.new(kind.replace("-", "").lower()))) != expected:
+        if (
+            expected
+            and (found := _digest(path, hashlib.new(kind.replace("-", "").lower()))) != expected
+        ):
             wrong = f"{kind} {found} instead of {expected}"
     if wrong:
         path.unlink()
-        raise FedbookError(f"{url} is not the published file: {wrong}", "the download was deleted; try again later")
+        raise FedbookError(
+            f"{url} is not the published file: {wrong}", "the download was deleted; try again later"
+        )
 
 
 def _receive(url: str, part: Path, quiet: bool, timeout: float) -> None:
@@ -262,7 +325,9 @@ def _receive(url: str, part: Path, quiet: bool, timeout: float) -> None:
     try:
         answer = urllib.request.urlopen(request, timeout=timeout)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and have:  # nothing left to send, or the file became shorter: start again
+        if (
+            error.code == 416 and have
+        ):  # nothing left to send, or the file became shorter: start again
             part.unlink()
             return _receive(url, part, quiet, timeout)
         raise FedbookError(
@@ -278,7 +343,9 @@ def _receive(url: str, part: Path, quiet: bool, timeout: float) -> None:
             have = 0
         length = answer.headers.get("Content-Length")
         total = have + int(length) if length else None
-        bar = tqdm(total=total, initial=have, unit="B", unit_scale=True, desc=part.name[:-5], disable=quiet)
+        bar = tqdm(
+            total=total, initial=have, unit="B", unit_scale=True, desc=part.name[:-5], disable=quiet
+        )
         with open(part, "ab" if have else "wb") as f, bar:
             while True:
                 try:
@@ -295,4 +362,7 @@ def _receive(url: str, part: Path, quiet: bool, timeout: float) -> None:
 
 
 def _cut(url: str, arrived: int, total: int | None) -> FedbookError:
-    return FedbookError(f"{url} broke off after {arrived} of {total or '?'} bytes", "run it again: it continues there")
+    return FedbookError(
+        f"{url} broke off after {arrived} of {total or '?'} bytes",
+        "run it again: it continues there",
+    )

@@ -1,23 +1,27 @@
-"""AFL: the clients' weights are played against the model, which so learns to do well on the worst mixture of clients.
+"""AFL: the clients' weights are played against the model, which so learns to do well on the worst
+mixture of clients.
 
 Mohri, Sivek and Suresh, "Agnostic Federated Learning", ICML 2019.
 
     min_w max_lambda sum_i lambda_i F_i(w),    lambda on the simplex
-    w^{t+1}      = w^t - eta sum_i lambda_i^t grad F_i(w^t)                                           (a)
-    lambda^{t+1} = Proj(lambda^t + eta_lam [F_i(w^t)]),    Proj = nearest point of the simplex       (b)
+    w^{t+1}      = w^t - eta sum_i lambda_i^t grad F_i(w^t)
+                  (a)
+    lambda^{t+1} = Proj(lambda^t + eta_lam [F_i(w^t)]),    Proj = nearest point of the simplex
+                                                           (b)
 
 | symbol | here | default | where |
 |---|---|---|---|
-| eta_lam (gamma_lambda) | `eta_lam` | 0.1 | Stochastic-AFL; 0.1 is the value in fair_flearn's instructions |
+| eta_lam (gamma_lambda) | `eta_lam` | 0.1 | Stochastic-AFL; value: fair_flearn's README |
 | lambda^0 | `start` | "size", n_i / n | left open; fair_flearn: "uniform" |
 
-Differs from the paper: (a) is a round of local training, then the mean weighted by lambda^t (one gradient step of one
-full batch is exactly (a)). The last model is returned, not the mean of all iterates. With partial participation lambda
-is restricted to the participants and renormalised, (b) moves that share among them, and the others keep theirs; if the
-participants hold no mass at all they count equally.
-Differs from fair_flearn: its projection is wrong where a coordinate becomes 0 ([1.5, 0.4] gives [1.05, 0]).
-`stateless=True` is FedGCR's code: lambda = Proj(omega + eta_lam L) from omega = n_i / n in every round, nothing is
-remembered, L is the running mean of the loss during local training, and the result is used in the same round.
+Differs from the paper: (a) is a round of local training, then the mean weighted by lambda^t (one
+gradient step of one full batch is exactly (a)). The last model is returned, not the mean of all
+iterates. With partial participation lambda is restricted to the participants and renormalised, (b)
+moves that share among them, and the others keep theirs; if the participants hold no mass at all
+they count equally. Differs from fair_flearn: its projection is wrong where a coordinate becomes 0
+([1.5, 0.4] gives [1.05, 0]). `stateless=True` is FedGCR's code: lambda = Proj(omega + eta_lam L)
+from omega = n_i / n in every round, nothing is remembered, L is the running mean of the loss during
+local training, and the result is used in the same round.
 """
 
 from __future__ import annotations
@@ -50,7 +54,9 @@ class Agnostic(Weigh):
 
     def __post_init__(self) -> None:
         if self.start not in ("size", "uniform"):
-            raise FedbookError(f"start must be 'size' or 'uniform', got {self.start!r}", "'size' begins as FedAvg")
+            raise FedbookError(
+                f"start must be 'size' or 'uniform', got {self.start!r}", "'size' begins as FedAvg"
+            )
 
     def init(self, federation: Federation, model: nn.Module) -> State:
         n = {c.id: len(c.train) if self.start == "size" else 1 for c in federation.clients}
@@ -62,7 +68,9 @@ class Agnostic(Weigh):
         lam = held / mass if mass > 0 else torch.full_like(held, 1 / len(held))
         loss = torch.tensor([r.loss for r in reports], dtype=torch.float64)
         after = mass * project(lam + self.eta_lam * loss)  # (b)
-        return lam.log(), {"lam": state["lam"] | {r.id: value for r, value in zip(reports, after.tolist())}}
+        return lam.log(), {
+            "lam": state["lam"] | {r.id: value for r, value in zip(reports, after.tolist())}
+        }
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,9 @@ class Stateless(Weigh):
         return project(n / n.sum() + self.eta_lam * loss).log(), state
 
 
-def afl(eta_lam: float = 0.1, start: str = "size", stateless: bool = False, **options: Any) -> Method:
+def afl(
+    eta_lam: float = 0.1, start: str = "size", stateless: bool = False, **options: Any
+) -> Method:
     """AFL with `eta_lam`; `stateless` as FedGCR's code has it; `options` are FedAvg's."""
     weigh = Stateless(eta_lam) if stateless else Agnostic(eta_lam, start)
     return fedavg(**options).replace(name="afl", weigh=weigh)

@@ -1,21 +1,29 @@
 """Client2Vec: an index of each client, made before training, improves three stages of any method.
 
-Guo, Wang, Tang and Lin, "Client2Vec: Improving Federated Learning by Distribution Shifts Aware Client Indexing", 2024,
-section 4. The index beta and the similarity S are `methods/client_index.py`; C^t are the clients of round t.
+Guo, Wang, Tang and Lin, "Client2Vec: Improving Federated Learning by Distribution Shifts Aware
+Client Indexing", 2024, section 4. The index beta and the similarity S are
+`methods/client_index.py`; C^t are the clients of round t.
 
 (i) who takes part: those like the clients of the round before, unless they took part lately
-    p_i^t = exp(S(beta_i, C^{t-1}) / tau) / sum_j exp(S(beta_j, C^{t-1}) / tau)                          (1)
+    p_i^t = exp(S(beta_i, C^{t-1}) / tau) / sum_j exp(S(beta_j, C^{t-1}) / tau)
+                                            (1)
     0 for clients drawn within the last M / (2 |C|) rounds
 (ii) what each counts: those like the clients of all rounds so far, more
     A_i^t = sum_{s=1..t} gamma^{t-s} S(beta_i, C^s) = gamma A_i^{t-1} + S(beta_i, C^t)
-    max_p sum_i p_i A_i^t + lambda_1 sum_i p_i log(q_i^t / p_i),    sum_i p_i = 1                        (2)
-    p_{i,g}^t ~ q_i^t exp(A_i^t / lambda_1)                                                              (3)
+    max_p sum_i p_i A_i^t + lambda_1 sum_i p_i log(q_i^t / p_i),    sum_i p_i = 1
+                                            (2)
+    p_{i,g}^t ~ q_i^t exp(A_i^t / lambda_1)
+                                            (3)
 (iii) what a client minimises: features that say nothing of clients
-    l = L_cls + w || z_P B^f ||_1 + w KL(f(z), f_P(z_P)),    z_P = z P                                   (4)
+    l = L_cls + w || z_P B^f ||_1 + w KL(f(z), f_P(z_P)),    z_P = z P
+                                            (4)
 
-    client2vec("fedavgm", lr=0.05)                                              # all three on top of FedAvgM
-    client2vec(fedgcr(), index, sampling=False, local=False)                    # (ii) alone, any method, any index
-    get("client2vec", base="moon", case_studies="i+ii", strategy="federated")   # as the tables name it
+    client2vec("fedavgm", lr=0.05)                                              # all three on top
+                                        of FedAvgM
+    client2vec(fedgcr(), index, sampling=False, local=False)                    # (ii) alone, any
+                                        method, any index
+    get("client2vec", base="moon", case_studies="i+ii", strategy="federated")   # as the tables name
+                                        it
 
 | symbol | here | default | where |
 |---|---|---|---|
@@ -26,16 +34,21 @@ section 4. The index beta and the similarity S are `methods/client_index.py`; C^
 | E | `index_epochs`, and `index_...` for all of `IndexSpec` | 500 | Table 6 |
 | index of Table 2, Figure 7 | `variant` | "client2vec" | see VARIANTS |
 
-P (no bias) and the projection classifier f_P are trained and averaged with the model; tests use the ordinary head. In
-(ii) q_i = n_i / sum n for methods that weigh by size or uniformly; a method with weights of its own keeps them as q.
+P (no bias) and the projection classifier f_P are trained and averaged with the model; tests use the
+ordinary head. In (ii) q_i = n_i / sum n for methods that weigh by size or uniformly; a method with
+weights of its own keeps them as q.
 
 Differs from the paper, where it leaves things open:
-- Round 1 has no C^0 and draws uniformly. Draws are without replacement, each renormalised over those left. The window
+- Round 1 has no C^0 and draws uniformly. Draws are without replacement, each renormalised over
+  those left. The window
   is rounded down; then those banned are at most half, and enough are always left.
-- || z_P B^f ||_1 is the mean over samples and clients, with beta^f at length one, so that w means the same for any
+- || z_P B^f ||_1 is the mean over samples and clients, with beta^f at length one, so that w means
+  the same for any
   number of clients; `reduction="sum"` is the sum over clients of the raw vectors, as printed.
-- KL(softmax f(z) || softmax f_P(z_P)), with gradients to both sides (`detach=True`: to the projected side alone).
-- "local_model_weights" (Table 2): B^f holds the classifier weights with which each client last ended; as they change
+- KL(softmax f(z) || softmax f_P(z_P)), with gradients to both sides (`detach=True`: to the
+  projected side alone).
+- "local_model_weights" (Table 2): B^f holds the classifier weights with which each client last
+  ended; as they change
   every round, (i) and (ii) are left out, as in the paper.
 """
 
@@ -89,7 +102,7 @@ def _start(index: Index, federation: Federation, part: str) -> tuple[State, Clie
     return {"cosines": found.cosines(part), "sizes": found.sizes, "ids": list(found.ids)}, found
 
 
-# -- (i) ---------------------------------------------------------------------------------------------------------------
+# -- (i) -------------------------------------------------------------------------------------------
 def log_probabilities(S: Tensor, tau: float, banned: list[int]) -> Tensor:
     """log p of every client, -inf for those banned (1)."""
     scores = S / tau
@@ -99,7 +112,9 @@ def log_probabilities(S: Tensor, tau: float, banned: list[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class SampleBySimilarity(Uniform):
-    """Clients like those of the round before; `tau=None` draws uniformly and only keeps the index in view."""
+    """Clients like those of the round before; `tau=None` draws uniformly and only keeps the index
+    in view.
+    """
 
     index: Index = field(default_factory=IndexSpec)
     tau: float | None = 1.0
@@ -108,7 +123,9 @@ class SampleBySimilarity(Uniform):
 
     def __post_init__(self) -> None:
         if self.tau is not None and not self.tau > 0:
-            raise FedbookError(f"tau must be above 0, got {self.tau}", "the paper tunes 0.1, 0.5, 1 and 2")
+            raise FedbookError(
+                f"tau must be above 0, got {self.tau}", "the paper tunes 0.1, 0.5, 1 and 2"
+            )
 
     def once(self, federation: Federation) -> tuple[int, int]:
         info = resolve(self.index, federation).info
@@ -119,7 +136,9 @@ class SampleBySimilarity(Uniform):
         log: State = {"index_seconds": index.info["seconds"]}
         if self.matrix:
             parts = ("both", "feature") if index.label is not None else ("feature",)
-            log["similarity"] = {p: [[round(v, 3) for v in row] for row in index.cosines(p).tolist()] for p in parts}
+            log["similarity"] = {
+                p: [[round(v, 3) for v in row] for row in index.cosines(p).tolist()] for p in parts
+            }
         if 1 < federation.num_types < len(federation):
             log |= index.quality([c.type for c in federation.clients], federation.type_names)
         return {**state, "recent": [], "log": log}
@@ -139,13 +158,17 @@ class SampleBySimilarity(Uniform):
         banned = [row[id] for chosen in recent[-window:] for id in chosen] if window else []
         S = to_group(state["cosines"].cpu(), state["sizes"].cpu(), before)
         log_p = log_probabilities(S, self.tau, banned)  # (1)
-        noise = torch.rand(len(ids), generator=rng, dtype=torch.float64).log().neg().log().neg()  # Gumbel: the largest
-        drawn = (log_p + noise).topk(self.count(len(ids))).indices.tolist()  # few are draws without replacement
+        noise = (
+            torch.rand(len(ids), generator=rng, dtype=torch.float64).log().neg().log().neg()
+        )  # Gumbel: the largest
+        drawn = (
+            (log_p + noise).topk(self.count(len(ids))).indices.tolist()
+        )  # few are draws without replacement
         chosen = [ids[i] for i in drawn]
         return chosen, {**state, "recent": [*recent, chosen][-max(window, 1) :]}
 
 
-# -- (ii) --------------------------------------------------------------------------------------------------------------
+# -- (ii) ------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class WeighBySimilarity(Weigh):
     """p_g of (3) on top of the weights q of `prior`, whose stage goes on doing all it did."""
@@ -175,7 +198,9 @@ class WeighBySimilarity(Weigh):
         S = to_group(state["cosines"].cpu(), state["sizes"].cpu(), here)
         A = self.gamma * state["A"].cpu() + S  # A_i^t of all clients, also of those not here
         more = A[here] / self.lam1
-        scores = {name: s + more for name, s in q.items()} if isinstance(q, dict) else q + more  # (3)
+        scores = (
+            {name: s + more for name, s in q.items()} if isinstance(q, dict) else q + more
+        )  # (3)
         return scores, {**state, "A": A, "prior": prior, "log": prior.get("log", {})}
 
     # the prior's own part in a round
@@ -212,9 +237,11 @@ class WeighBySimilarity(Weigh):
         return self.prior.end(local, sent, memory)
 
 
-# -- (iii) -------------------------------------------------------------------------------------------------------------
+# -- (iii) -----------------------------------------------------------------------------------------
 class Projected(nn.Module):
-    """P and the projection classifier f_P, trained and averaged like any layer; B^f [d_i, M], which is neither."""
+    """P and the projection classifier f_P, trained and averaged like any layer; B^f [d_i, M], which
+    is neither.
+    """
 
     B: Tensor
 
@@ -244,7 +271,8 @@ class IndependentFeatures(Objective):
     def __post_init__(self) -> None:
         if not self.weight >= 0 or self.reduction not in ("mean", "sum"):
             raise FedbookError(
-                f"weight must be at least 0 and reduction 'mean' or 'sum', got {self.weight} and {self.reduction!r}",
+                f"weight must be at least 0 and reduction 'mean' or 'sum', got {self.weight} and "
+                f"{self.reduction!r}",
                 "the paper has weights 1, 5 and 10",
             )
 
@@ -257,10 +285,15 @@ class IndependentFeatures(Objective):
 
     def adapt(self, model: nn.Module, federation: Federation) -> nn.Module:
         head: Any = model.head
-        layers = [m for m in head.modules() if isinstance(m, nn.Linear)] if isinstance(head, nn.Module) else []
+        layers = (
+            [m for m in head.modules() if isinstance(m, nn.Linear)]
+            if isinstance(head, nn.Module)
+            else []
+        )
         if not layers:
             raise FedbookError(
-                f"(iii) projects the features that enter the head, and {type(head).__name__} has no linear layer",
+                f"(iii) projects the features that enter the head, and {type(head).__name__} has "
+                "no linear layer",
                 "use a model with a linear head, or local=False",
             )
         beta = self.index_rows(model, federation).float()
@@ -280,10 +313,14 @@ class IndependentFeatures(Objective):
         p = projected(local.model)
         z_p = p.P(batch.z)
         teacher = F.log_softmax(batch.logits.detach() if self.detach else batch.logits, 1)
-        total = F.kl_div(F.log_softmax(p.head(z_p), 1), teacher, reduction="batchmean", log_target=True)
+        total = F.kl_div(
+            F.log_softmax(p.head(z_p), 1), teacher, reduction="batchmean", log_target=True
+        )
         if self.orthogonal:
             products = (z_p @ self.basis(p, sent)).abs()
-            total = total + (products.mean() if self.reduction == "mean" else products.sum(1).mean())
+            total = total + (
+                products.mean() if self.reduction == "mean" else products.sum(1).mean()
+            )
         return self.weight * total  # (4)
 
     def basis(self, p: Projected, sent: State) -> Tensor:
@@ -292,7 +329,9 @@ class IndependentFeatures(Objective):
 
 @dataclass(frozen=True)
 class IndependentOfWeights(IndependentFeatures):
-    """The same with B^f made of each client's last classifier weights, 0 for those not heard of yet (Table 2)."""
+    """The same with B^f made of each client's last classifier weights, 0 for those not heard of yet
+    (Table 2).
+    """
 
     def index_rows(self, model: Any, federation: Federation) -> Tensor:
         return torch.zeros(len(federation), sum(p.numel() for p in model.head.parameters()))
@@ -326,7 +365,7 @@ class IndependentOfWeights(IndependentFeatures):
         return {}
 
 
-# -- all of it ---------------------------------------------------------------------------------------------------------
+# -- all of it -------------------------------------------------------------------------------------
 def client2vec(
     base: str | Method = "fedavg",
     index: Index | None = None,
@@ -346,37 +385,50 @@ def client2vec(
 ) -> Method:
     """A method with (i) `sampling`, (ii) `aggregation` and (iii) `local` training improved.
 
-    `base` is a name, with its `options`, or a method; options of the base that client2vec has too are written
-    `base_tau`, `base_weight`. `index_epochs`, `index_limit`, ... go to `IndexSpec`, unless an `index` is given.
-    `case_studies` may name the three instead: "i+ii", or "index" to make an index, log it and use it nowhere.
+    `base` is a name, with its `options`, or a method; options of the base that client2vec has too
+    are written `base_tau`, `base_weight`. `index_epochs`, `index_limit`, ... go to `IndexSpec`,
+    unless an `index` is given. `case_studies` may name the three instead: "i+ii", or "index" to
+    make an index, log it and use it nowhere.
     """
     from fedbook import methods
 
-    made = {k.removeprefix("index_"): options.pop(k) for k in list(options) if k.startswith("index_")}
+    made = {
+        k.removeprefix("index_"): options.pop(k) for k in list(options) if k.startswith("index_")
+    }
     if variant not in VARIANTS:
         raise FedbookError(f"unknown variant {variant!r}", f"known: {', '.join(VARIANTS)}")
     if index is None:
         index = IndexSpec(**{"strategy": strategy, **VARIANTS[variant], **made})
     elif made:
-        raise FedbookError(f"an index was given, and options {sorted(made)} to make one", "leave one of them out")
+        raise FedbookError(
+            f"an index was given, and options {sorted(made)} to make one", "leave one of them out"
+        )
     if isinstance(base, Method) and options:
-        raise FedbookError(f"a ready method was given, and options {sorted(options)}", "set them in the method")
+        raise FedbookError(
+            f"a ready method was given, and options {sorted(options)}", "set them in the method"
+        )
     options = {k.removeprefix("base_"): v for k, v in options.items()}
     method = base if isinstance(base, Method) else methods.get(base, **options)
 
     if case_studies is not None:
         asked = case_studies.split("+")
         if unknown := [c for c in asked if c not in CASE_STUDIES]:
-            raise FedbookError(f"unknown case study {unknown[0]!r}", "use 'i', 'ii', 'iii' joined by '+', or 'index'")
+            raise FedbookError(
+                f"unknown case study {unknown[0]!r}",
+                "use 'i', 'ii', 'iii' joined by '+', or 'index'",
+            )
         sampling, aggregation, local = (c in asked for c in ("i", "ii", "iii"))
     if variant == "only_label_index" and local:
-        raise FedbookError("(iii) needs the feature index, only the label index was asked for", "use local=False")
+        raise FedbookError(
+            "(iii) needs the feature index, only the label index was asked for", "use local=False"
+        )
     by_weights = variant == "local_model_weights"
     if by_weights:
         sampling = aggregation = False
     if not isinstance(method.sample, Uniform):
         raise FedbookError(
-            f"{method.name} draws its clients by {type(method.sample).__name__}", "client2vec wraps uniform sampling"
+            f"{method.name} draws its clients by {type(method.sample).__name__}",
+            "client2vec wraps uniform sampling",
         )
 
     federated = isinstance(index, IndexSpec) and index.strategy == "federated"
@@ -386,7 +438,9 @@ def client2vec(
     changes: dict[str, Any] = {"name": f"client2vec({method.name})"}
     if not by_weights:
         used, matrix = heat if sampling else None, case_studies == "index"
-        changes["sample"] = SampleBySimilarity(method.sample.participation, index, used, part, matrix)
+        changes["sample"] = SampleBySimilarity(
+            method.sample.participation, index, used, part, matrix
+        )
     if aggregation:
         prior = BySize() if isinstance(method.weigh, Equal) else method.weigh
         changes["weigh"] = WeighBySimilarity(index, gamma, lam1, part, prior)

@@ -1,26 +1,32 @@
-"""Client indices: one vector per client that tells how its data differ from others' (Client2Vec, section 3).
+"""Client indices: one vector per client that tells how its data differ from others' (Client2Vec,
+section 3).
 
-    beta_i^f = mean_j u_ij,    beta_i^l = mean_j L_ij,    beta_i = [beta_i^f; beta_i^l]                  (a)
-    S(i, C)  = (1 / 2 N_C) sum_{j in C} N_j (cos(beta_i^f, beta_j^f) + cos(beta_i^l, beta_j^l))         (b)
+    beta_i^f = mean_j u_ij,    beta_i^l = mean_j L_ij,    beta_i = [beta_i^f; beta_i^l]
+                                   (a)
+    S(i, C)  = (1 / 2 N_C) sum_{j in C} N_j (cos(beta_i^f, beta_j^f) + cos(beta_i^l, beta_j^l))
+                (b)
 
-    index = client_index(federation)                           # GLOBAL: the server trains on 128 pairs of each client
-    index = client_index(federation, strategy="federated")     # FedAvg of the network, pairs stay at home
+    index = client_index(federation)                           # GLOBAL: the server trains on 128
+                                        pairs of each client
+    index = client_index(federation, strategy="federated")     # FedAvg of the network, pairs stay
+                                        at home
     index = client_index(federation, kind="feature_average")   # a baseline of Table 2, no network
 
-u comes from `models.dsa_ign`, L from the text encoder of `models.clip`; embeddings are computed once per sample and
-kept. An index depends on the federation and on the `IndexSpec`, and on no model that is trained later; it is made once
-and kept in memory, and in the folder FEDBOOK_CACHE if that is set.
+u comes from `models.dsa_ign`, L from the text encoder of `models.clip`; embeddings are computed
+once per sample and kept. An index depends on the federation and on the `IndexSpec`, and on no model
+that is trained later; it is made once and kept in memory, and in the folder FEDBOOK_CACHE if that
+is set.
 
 | symbol | here | default | where |
 |---|---|---|---|
 | strategy | `strategy` | "global", or "federated" | section 3.2 |
 | pairs uploaded (GLOBAL) | `samples` | 128 | section 3.2 |
 | E | `epochs` | 500 | Table 6 |
-| participation, local epochs (FEDERATED) | `participation`, `local_epochs` | 0.1, 10 | section 3.2 |
+| participation, local epochs | `participation`, `local_epochs` | 0.1, 10 | section 3.2 |
 
-Differs from the paper: FEDERATED training has no stated length; here E epochs are E / 10 rounds of 10 local epochs.
-Its batches are one client's, those of GLOBAL mix clients. `limit` takes at most so many samples of each client, where
-embedding all of them would take long; the paper has no limit.
+Differs from the paper: FEDERATED training has no stated length; here E epochs are E / 10 rounds of
+10 local epochs. Its batches are one client's, those of GLOBAL mix clients. `limit` takes at most so
+many samples of each client, where embedding all of them would take long; the paper has no limit.
 """
 
 from __future__ import annotations
@@ -75,14 +81,20 @@ class IndexSpec:
         if self.kind not in KINDS:
             raise FedbookError(f"unknown kind of index {self.kind!r}", f"known: {', '.join(KINDS)}")
         if self.strategy not in ("global", "federated"):
-            raise FedbookError(f"strategy must be 'global' or 'federated', got {self.strategy!r}", "pick one")
+            raise FedbookError(
+                f"strategy must be 'global' or 'federated', got {self.strategy!r}", "pick one"
+            )
         for name in ("epochs", "samples", "batch_size", "local_epochs"):
             if getattr(self, name) < 1:
-                raise FedbookError(f"{name} must be at least 1, got {getattr(self, name)}", f"try {name}=10")
+                raise FedbookError(
+                    f"{name} must be at least 1, got {getattr(self, name)}", f"try {name}=10"
+                )
 
 
 class ClientIndex:
-    """beta of every client, in the federation's order; `label` is None where an index is a single vector."""
+    """beta of every client, in the federation's order; `label` is None where an index is a single
+    vector.
+    """
 
     def __init__(
         self,
@@ -92,8 +104,12 @@ class ClientIndex:
         ids: Sequence[int],
         info: dict[str, Any] | None = None,
     ) -> None:
-        if not len(feature) == len(sizes) == len(ids) or (label is not None and len(label) != len(ids)):
-            raise FedbookError(f"{len(ids)} clients but {len(feature)} indices", "give one row per client")
+        if not len(feature) == len(sizes) == len(ids) or (
+            label is not None and len(label) != len(ids)
+        ):
+            raise FedbookError(
+                f"{len(ids)} clients but {len(feature)} indices", "give one row per client"
+            )
         self.feature = feature.detach().cpu()
         self.label = None if label is None else label.detach().cpu()
         self.sizes, self.ids = torch.tensor(sizes, dtype=torch.float64), list(ids)
@@ -104,7 +120,9 @@ class ClientIndex:
 
     def __repr__(self) -> str:
         tensors = (self.feature, self.feature if self.label is None else self.label, self.sizes)
-        digest = hashlib.sha256(b"".join(t.contiguous().numpy().tobytes() for t in tensors)).hexdigest()[:16]
+        digest = hashlib.sha256(
+            b"".join(t.contiguous().numpy().tobytes() for t in tensors)
+        ).hexdigest()[:16]
         return f"ClientIndex({len(self)} clients, {digest})"
 
     def cosines(self, part: str = "both") -> Tensor:
@@ -117,7 +135,8 @@ class ClientIndex:
         return torch.stack([u @ u.T for u in unit]).mean(0).clamp(-1, 1)
 
     def quality(self, types: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
-        """How well feature indices tell types apart: mean cosines within and across, and 1-nearest-neighbour accuracy.
+        """How well feature indices tell types apart: mean cosines within and across, and
+        1-nearest-neighbour accuracy.
 
         `type_similarity` holds the mean cosine of each pair of types (Figure 9).
         """
@@ -125,13 +144,16 @@ class ClientIndex:
         same, other = t[:, None] == t, ~torch.eye(len(t), dtype=torch.bool)
         nearest = cos.masked_fill(~other, -2).argmax(1)
         pairs = {
-            a: {b: cos[(t[:, None] == i) & (t == j) & other] for j, b in enumerate(names)} for i, a in enumerate(names)
+            a: {b: cos[(t[:, None] == i) & (t == j) & other] for j, b in enumerate(names)}
+            for i, a in enumerate(names)
         }
         return {
             "within_similarity": _mean(cos[same & other]),
             "across_similarity": _mean(cos[~same]),
             "nearest_domain_accuracy": float((t[nearest] == t).double().mean()),
-            "type_similarity": {a: {b: _mean(v) for b, v in row.items()} for a, row in pairs.items()},
+            "type_similarity": {
+                a: {b: _mean(v) for b, v in row.items()} for a, row in pairs.items()
+            },
         }
 
     def save(self, path: Path) -> None:
@@ -155,9 +177,13 @@ class ClientIndex:
             with safe_open(path, "pt") as f:
                 header = json.loads(f.metadata()["fedbook"])
                 label = f.get_tensor("label") if "label" in f.keys() else None
-                return cls(f.get_tensor("feature"), label, header["sizes"], header["ids"], header["info"])
+                return cls(
+                    f.get_tensor("feature"), label, header["sizes"], header["ids"], header["info"]
+                )
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise FedbookError(f"{path} is not a client index: {error}", "delete it, and it is made again") from None
+            raise FedbookError(
+                f"{path} is not a client index: {error}", "delete it, and it is made again"
+            ) from None
 
 
 def _mean(values: Tensor) -> float | None:
@@ -172,9 +198,11 @@ def to_group(cosines: Tensor, sizes: Tensor, group: Sequence[int]) -> Tensor:
     return cosines[:, list(group)] @ (n / n.sum())
 
 
-# -- embeddings --------------------------------------------------------------------------------------------------------
+# -- embeddings ------------------------------------------------------------------------------------
 def embed(federation: Federation, encoder: str = "offline") -> tuple[Tensor, Tensor]:
-    """(D [samples, 512], L [classes, 512]) of images, or of texts whose next character is asked for."""
+    """(D [samples, 512], L [classes, 512]) of images, or of texts whose next character is asked
+    for.
+    """
     from fedbook.models.clip import embed_federation, image_text_encoder
 
     if federation.x.is_floating_point() or federation.x.dtype == torch.uint8:
@@ -185,7 +213,9 @@ def embed(federation: Federation, encoder: str = "offline") -> tuple[Tensor, Ten
 
 
 def embedding_seconds(federation: Federation, encoder: str = "offline", sample: int = 32) -> float:
-    """How long embedding everybody's training samples takes, timed on a few of them: they may be kept from before."""
+    """How long embedding everybody's training samples takes, timed on a few of them: they may be
+    kept from before.
+    """
     from fedbook.models.clip import image_text_encoder
     from fedbook.models.sequence import text_sentence
 
@@ -194,7 +224,9 @@ def embedding_seconds(federation: Federation, encoder: str = "offline", sample: 
 
     def encode(x: Tensor) -> float:
         began = time.perf_counter()
-        model.images(x) if pictures else model.sentences([text_sentence(row, federation.class_names) for row in x])
+        model.images(x) if pictures else model.sentences(
+            [text_sentence(row, federation.class_names) for row in x]
+        )
         return (time.perf_counter() - began) / len(x)
 
     encode(federation.x[rows[:1]])  # the first call also loads things
@@ -204,7 +236,9 @@ def embedding_seconds(federation: Federation, encoder: str = "offline", sample: 
 def _embedded(
     federation: Federation, spec: IndexSpec, embeddings: Embeddings | None = None
 ) -> tuple[Federation, Tensor]:
-    """The federation of embeddings, with at most `limit` samples of each client and no test worth the name; and L."""
+    """The federation of embeddings, with at most `limit` samples of each client and no test worth
+    the name; and L.
+    """
     clients = []
     for c in federation.clients:
         rng = torch.Generator().manual_seed(spec.seed * 1_000_003 + c.id)
@@ -218,9 +252,11 @@ def _embedded(
     return dataclasses.replace(small, x=D, mean=None, std=None), L
 
 
-# -- the two ways of training ------------------------------------------------------------------------------------------
+# -- the two ways of training ----------------------------------------------------------------------
 class Decomposer(nn.Module):
-    """DSA-IGN as a model of rounds: z is the feature, its cosines with the label sentences are the logits."""
+    """DSA-IGN as a model of rounds: z is the feature, its cosines with the label sentences are the
+    logits.
+    """
 
     labels: Tensor
 
@@ -255,46 +291,80 @@ def _train_global(net: DSAIGN, data: Federation, L: Tensor, spec: IndexSpec) -> 
     parts = []
     for c in data.clients:
         rng = torch.Generator().manual_seed(spec.seed * 1_000_003 + c.id + 1)
-        parts.append(c.train[torch.randperm(len(c.train), generator=rng)[: spec.samples].to(c.train.device)])
+        parts.append(
+            c.train[torch.randperm(len(c.train), generator=rng)[: spec.samples].to(c.train.device)]
+        )
     rows = torch.cat(parts)
     D = data.x[rows]
-    history = train(net, D, L[data.y[rows]], spec.epochs, spec.batch_size, spec.lr, spec.seed, spec.omit, spec.orth)
+    history = train(
+        net,
+        D,
+        L[data.y[rows]],
+        spec.epochs,
+        spec.batch_size,
+        spec.lr,
+        spec.seed,
+        spec.omit,
+        spec.orth,
+    )
     return {"history": history, "bytes_up": 2 * count_bytes(D)}
 
 
 def _train_federated(net: DSAIGN, data: Federation, L: Tensor, spec: IndexSpec) -> dict[str, Any]:
     """FedAvg, by the same rounds as everything else."""
-    local = {"epochs": min(spec.local_epochs, spec.epochs), "batch_size": spec.batch_size, "lr": spec.lr}
+    local = {
+        "epochs": min(spec.local_epochs, spec.epochs),
+        "batch_size": spec.batch_size,
+        "lr": spec.lr,
+    }
     method = fedavg(spec.participation, optimizer="adamw", **local).replace(
         name="dsa_ign", objective=(Decomposition(spec.omit, spec.orth),)
     )
     rounds = max(1, spec.epochs // spec.local_epochs)
     run = simulate(
-        method, data, Decomposer(net, L), rounds, spec.seed, data.device, evaluate_every=rounds, quiet=True
+        method,
+        data,
+        Decomposer(net, L),
+        rounds,
+        spec.seed,
+        data.device,
+        evaluate_every=rounds,
+        quiet=True,
     ).run()
     mean_loss = [{"loss": sum(r.train_loss.values()) / len(r.train_loss)} for r in run.records]
     up, down = (sum(getattr(r, name) for r in run.records) for name in ("bytes_up", "bytes_down"))
     return {"history": mean_loss, "bytes_up": up, "bytes_down": down}
 
 
-# -- the index ---------------------------------------------------------------------------------------------------------
+# -- the index -------------------------------------------------------------------------------------
 _KEPT: dict[tuple[str, tuple[str, ...], IndexSpec], ClientIndex] = {}
 
 
 def client_index(
-    federation: Federation, spec: IndexSpec | None = None, embeddings: Embeddings | None = None, **options: Any
+    federation: Federation,
+    spec: IndexSpec | None = None,
+    embeddings: Embeddings | None = None,
+    **options: Any,
 ) -> ClientIndex:
-    """The index of every client; `options` are those of `IndexSpec`, `embeddings` (D, L) may be your own."""
+    """The index of every client; `options` are those of `IndexSpec`, `embeddings` (D, L) may be
+    your own.
+    """
     spec = IndexSpec(**options) if spec is None else spec
     if federation.x.is_meta:  # nothing to be learnt from shapes alone
         nothing = torch.zeros(len(federation), 512)
-        return ClientIndex(nothing, nothing, [len(c.train) for c in federation.clients], _ids(federation))
+        return ClientIndex(
+            nothing, nothing, [len(c.train) for c in federation.clients], _ids(federation)
+        )
     if embeddings is not None:
         return _make(federation, spec, embeddings)
     key = (federation.fingerprint, federation.class_names, spec)
     if key not in _KEPT:
         path = _file(key)
-        found = ClientIndex.load(path) if path is not None and path.is_file() else _make(federation, spec)
+        found = (
+            ClientIndex.load(path)
+            if path is not None and path.is_file()
+            else _make(federation, spec)
+        )
         if path is not None and not path.is_file():
             found.save(path)
         while len(_KEPT) >= 8:
@@ -313,11 +383,15 @@ def _file(key: tuple[str, tuple[str, ...], IndexSpec]) -> Path | None:
 
     if CACHE.directory is None:
         return None
-    digest = hashlib.sha256(repr((key, image_text_encoder(key[2].encoder).fingerprint)).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(
+        repr((key, image_text_encoder(key[2].encoder).fingerprint)).encode()
+    ).hexdigest()[:16]
     return CACHE.directory / f"client_index-{digest}.safetensors"
 
 
-def _make(federation: Federation, spec: IndexSpec, embeddings: Embeddings | None = None) -> ClientIndex:
+def _make(
+    federation: Federation, spec: IndexSpec, embeddings: Embeddings | None = None
+) -> ClientIndex:
     data, L = _embedded(federation, spec, embeddings)
     began = time.perf_counter()
     ids, sizes = _ids(federation), [len(c.train) for c in federation.clients]
@@ -327,9 +401,13 @@ def _make(federation: Federation, spec: IndexSpec, embeddings: Embeddings | None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(spec.seed)
             net = DSAIGN(L.shape[1], ffn=spec.ffn, projection=spec.projection).to(data.device)
-        info |= (_train_global if spec.strategy == "global" else _train_federated)(net, data, L, spec)
+        info |= (_train_global if spec.strategy == "global" else _train_federated)(
+            net, data, L, spec
+        )
         info["bytes_down"] = info.get("bytes_down", 0) + len(ids) * count_bytes(net.state_dict())
-        feature = torch.stack([sample_index(net, data.x[c.train]).mean(0) for c in data.clients])  # (a)
+        feature = torch.stack(
+            [sample_index(net, data.x[c.train]).mean(0) for c in data.clients]
+        )  # (a)
         label = torch.stack([L[data.y[c.train]].mean(0) for c in data.clients])
     elif spec.kind == "feature_average":
         feature = torch.stack([data.x[c.train].mean(0) for c in data.clients])
@@ -337,12 +415,16 @@ def _make(federation: Federation, spec: IndexSpec, embeddings: Embeddings | None
         width = (data.num_classes, data.x.shape[1])
         rows = []
         for c in data.clients:
-            total = torch.zeros(width, device=data.device).index_add_(0, data.y[c.train], data.x[c.train])
+            total = torch.zeros(width, device=data.device).index_add_(
+                0, data.y[c.train], data.x[c.train]
+            )
             rows.append((total / data.class_counts(c).clamp(min=1)[:, None]).flatten())
         feature = torch.stack(rows)
     info["bytes_up"] += count_bytes(feature) + (0 if label is None else count_bytes(label))
     info["training_seconds"] = time.perf_counter() - began
     small = dataclasses.replace(data, x=federation.x, mean=federation.mean, std=federation.std)
-    info["embedding_seconds"] = 0.0 if embeddings is not None else embedding_seconds(small, spec.encoder)
+    info["embedding_seconds"] = (
+        0.0 if embeddings is not None else embedding_seconds(small, spec.encoder)
+    )
     info["seconds"] = info["embedding_seconds"] + info["training_seconds"]
     return ClientIndex(feature, label, sizes, ids, info)

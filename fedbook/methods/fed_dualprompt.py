@@ -1,14 +1,18 @@
 """Fed-DualPrompt: FGPT's prompts with keys that are learned and averaged like everything else.
 
-The baseline of Deng, Thrampoulidis and Li (FGPT, arXiv:2310.18285v1, section 4.2); learned keys are from Wang et al.,
-"DualPrompt: Complementary Prompting for Rehearsal-free Continual Learning", ECCV 2022.
+The baseline of Deng, Thrampoulidis and Li (FGPT, arXiv:2310.18285v1, section 4.2); learned keys are
+from Wang et al., "DualPrompt: Complementary Prompting for Rehearsal-free Continual Learning", ECCV
+2022.
 
     g(x) = argmax_g cos(h(x), b_g)
-    l    = CE - c cos(h(x), b_g(x))                                                                       (pull)
-    [W_C, P_S, P_G, B] <- sum_{i in S_t} alpha_i [W_C, P_S, P_G, B]_i,   alpha_i = N_i / sum_{j in S_t} N_j
+    l    = CE - c cos(h(x), b_g(x))
+              (pull)
+    [W_C, P_S, P_G, B] <- sum_{i in S_t} alpha_i [W_C, P_S, P_G, B]_i,   alpha_i = N_i / sum_{j in
+                                        S_t} N_j
 
-The model is `models.build("fgpt", federation, learn_keys=True)`: shared prompts at layer 1, one of G at layer u. FGPT
-is this method without (pull), with keys that stay where they were drawn, and with weights of its own for P_G.
+The model is `models.build("fgpt", federation, learn_keys=True)`: shared prompts at layer 1, one of
+G at layer u. FGPT is this method without (pull), with keys that stay where they were drawn, and
+with weights of its own for P_G.
 
 | symbol | here | default | where |
 |---|---|---|---|
@@ -18,9 +22,9 @@ is this method without (pull), with keys that stay where they were drawn, and wi
 
 Keys have no weight decay, so that a key no image of a client selects does not move there.
 
-Differs from DualPrompt: one group prompt of length 1 as a token at layer u instead of prefixes of length 5 at layers 3
-to 5; keys begin orthogonal instead of uniform; every image selects for itself, in training too, where the port takes
-the batch's majority. FGPT's paper says nothing of these.
+Differs from DualPrompt: one group prompt of length 1 as a token at layer u instead of prefixes of
+length 5 at layers 3 to 5; keys begin orthogonal instead of uniform; every image selects for itself,
+in training too, where the port takes the batch's majority. FGPT's paper says nothing of these.
 """
 
 from __future__ import annotations
@@ -47,7 +51,9 @@ class KeyPull(Objective):
 
     def init(self, federation: Federation, model: nn.Module) -> State:
         if not FGPT.of(model).keys.requires_grad:
-            raise FedbookError("keys are to be learned, and the model's are fixed", "build it with learn_keys=True")
+            raise FedbookError(
+                "keys are to be learned, and the model's are fixed", "build it with learn_keys=True"
+            )
         return {}
 
     def __call__(self, local: Local, batch: Batch, sent: State, memory: State) -> Tensor:
@@ -66,4 +72,6 @@ def key_settings(key_lr: float | None = None) -> tuple[tuple[str, dict[str, floa
 def fed_dualprompt(pull: float = 1.0, key_lr: float | None = None, **options: Any) -> Method:
     """Fed-DualPrompt with coefficient `pull`; `options` are PT-FedAvg's."""
     options = {"groups": key_settings(key_lr)} | options
-    return pt_fedavg(**options).replace(name="fed_dualprompt", objective=(CrossEntropy(), KeyPull(pull)))
+    return pt_fedavg(**options).replace(
+        name="fed_dualprompt", objective=(CrossEntropy(), KeyPull(pull))
+    )

@@ -1,6 +1,7 @@
 """FedAvgM: FedAvg with momentum at the server.
 
-Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification", 2019.
+Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification", 2019.
 
     Delta_k = w^t - w_k
     v^{t+1} = m v^t + sum_{k in S_t} p_k Delta_k
@@ -11,9 +12,9 @@ Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for
 | m (beta in the paper) | `server_momentum` | 0.9 | section 4.3; Client2Vec sweeps 0.1, 0.5, 1.0 |
 | eta_s | `server_lr` | 1.0 | section 4.3 |
 
-Differs from the paper: nothing in the equations. Plain heavy-ball, not Nesterov (as one public library has it). Buffers
-such as BatchNorm statistics are replaced by their mean without momentum, since they are not moved by gradients.
-m = 1 never forgets a past step: it is allowed, and diverges.
+Differs from the paper: nothing in the equations. Plain heavy-ball, not Nesterov (as one public
+library has it). Buffers such as BatchNorm statistics are replaced by their mean without momentum,
+since they are not moved by gradients. m = 1 never forgets a past step: it is allowed, and diverges.
 """
 
 from __future__ import annotations
@@ -38,12 +39,18 @@ class ServerMomentum(Update):
 
     def __post_init__(self) -> None:
         if not 0 <= self.server_momentum <= 1:
-            raise FedbookError(f"server_momentum must lie in [0, 1], got {self.server_momentum}", "try 0.9")
+            raise FedbookError(
+                f"server_momentum must lie in [0, 1], got {self.server_momentum}", "try 0.9"
+            )
 
     def init(self, federation: Federation, model: nn.Module) -> State:
-        return {"v": {n: torch.zeros_like(p) for n, p in model.named_parameters() if p.requires_grad}}
+        return {
+            "v": {n: torch.zeros_like(p) for n, p in model.named_parameters() if p.requires_grad}
+        }
 
-    def __call__(self, state: State, server: Params, mean: Params, reports: list[Report]) -> tuple[Params, State]:
+    def __call__(
+        self, state: State, server: Params, mean: Params, reports: list[Report]
+    ) -> tuple[Params, State]:
         moved, velocity = dict(mean), {}
         for name, v in state["v"].items():
             if name in server:  # not a layer that stays personal
@@ -53,4 +60,6 @@ class ServerMomentum(Update):
 
 
 def fedavgm(server_momentum: float = 0.9, server_lr: float = 1.0, **options: Any) -> Method:
-    return fedavg(**options).replace(name="fedavgm", update=ServerMomentum(server_momentum, server_lr))
+    return fedavg(**options).replace(
+        name="fedavgm", update=ServerMomentum(server_momentum, server_lr)
+    )

@@ -1,7 +1,9 @@
-"""FedDyn: a local regulariser that follows each client, so that local minima agree with the global one.
+"""FedDyn: a local regulariser that follows each client, so that local minima agree with the global
+one.
 
-Acar, Zhao, Matas Navarro, Mattina, Whatmough and Saligrama, "Federated Learning Based on Dynamic Regularization", ICLR
-2021. With h_i the drift client i has gathered (the paper's gradient dual divided by -alpha):
+Acar, Zhao, Matas Navarro, Mattina, Whatmough and Saligrama, "Federated Learning Based on Dynamic
+Regularization", ICLR 2021. With h_i the drift client i has gathered (the paper's gradient dual
+divided by -alpha):
 
     w_i     = argmin_w F_i(w) + alpha <w, h_i - w^t> + (alpha / 2) ||w||^2                       (a)
     h_i    <- h_i + (w_i - w^t)                                                                  (b)
@@ -13,17 +15,18 @@ Acar, Zhao, Matas Navarro, Mattina, Whatmough and Saligrama, "Federated Learning
 | gradient norm | `clip` | 10.0 | Client2Vec, appendix D.2; the authors' code |
 | M | number of clients | | those never drawn count with h_i = 0 |
 
-(a) is computed as (alpha / 2) ||w - w^t + h_i||^2, which differs from it by a constant and has the same gradient. The
-clients' mean in (c) is not weighted by size; another `weigh` takes its place, while (b) goes on counting everybody
-alike. h_i stays with the client, and the server keeps (1/M) sum h_i: nothing but w travels. Buffers (BatchNorm) have no
-h and are replaced by their mean.
+(a) is computed as (alpha / 2) ||w - w^t + h_i||^2, which differs from it by a constant and has the
+same gradient. The clients' mean in (c) is not weighted by size; another `weigh` takes its place,
+while (b) goes on counting everybody alike. h_i stays with the client, and the server keeps (1/M)
+sum h_i: nothing but w travels. Buffers (BatchNorm) have no h and are replaced by their mean.
 
-In this form alpha = 0 is not FedAvg: h_i is gathered without ever being felt. So alpha must be above 0 unless
-`dual=False` keeps h_i = 0; then the local term is FedProx's, and alpha = 0 is the uniform mean.
+In this form alpha = 0 is not FedAvg: h_i is gathered without ever being felt. So alpha must be
+above 0 unless `dual=False` keeps h_i = 0; then the local term is FedProx's, and alpha = 0 is the
+uniform mean.
 
-Differs from the authors' code: there the quadratic part is the optimiser's weight decay, so the gradient is clipped
-without it; and both the mean of the active clients and the server's own model are tested, here the latter.
-`as_coded=True` has their alpha_i = alpha (mean n) / n_i.
+Differs from the authors' code: there the quadratic part is the optimiser's weight decay, so the
+gradient is clipped without it; and both the mean of the active clients and the server's own model
+are tested, here the latter. `as_coded=True` has their alpha_i = alpha (mean n) / n_i.
 """
 
 from __future__ import annotations
@@ -37,7 +40,17 @@ from torch import Tensor, nn
 from fedbook.errors import FedbookError
 from fedbook.federation import Federation
 from fedbook.methods.fedavg import fedavg
-from fedbook.rounds import Batch, CrossEntropy, Equal, Local, Method, Objective, Replace, Report, Update
+from fedbook.rounds import (
+    Batch,
+    CrossEntropy,
+    Equal,
+    Local,
+    Method,
+    Objective,
+    Replace,
+    Report,
+    Update,
+)
 from fedbook.rounds.stages import Params, State
 
 
@@ -89,7 +102,9 @@ class AddMeanDrift(Update):
         h = {n: torch.zeros_like(p) for n, p in model.named_parameters() if p.requires_grad}
         return {"h": h, "clients": len(federation)}
 
-    def __call__(self, state: State, server: Params, mean: Params, reports: list[Report]) -> tuple[Params, State]:
+    def __call__(
+        self, state: State, server: Params, mean: Params, reports: list[Report]
+    ) -> tuple[Params, State]:
         moved, h = dict(mean), {}
         for name, old in state["h"].items():
             if name in server:  # not a layer that stays personal
@@ -100,9 +115,15 @@ class AddMeanDrift(Update):
 
 
 def feddyn(
-    alpha: float = 0.1, dual: bool = True, as_coded: bool = False, clip: float | None = 10.0, **options: Any
+    alpha: float = 0.1,
+    dual: bool = True,
+    as_coded: bool = False,
+    clip: float | None = 10.0,
+    **options: Any,
 ) -> Method:
-    """FedDyn of strength `alpha`; `dual=False` keeps h_i = 0; `as_coded` has alpha by size; `options` are FedAvg's."""
+    """FedDyn of strength `alpha`; `dual=False` keeps h_i = 0; `as_coded` has alpha by size;
+    `options` are FedAvg's.
+    """
     return fedavg(clip=clip, **options).replace(
         name="feddyn",
         objective=(CrossEntropy(), DynamicRegulariser(alpha, dual, as_coded)),

@@ -1,7 +1,7 @@
 """FedLC: logits are lowered where a client has few samples, so that rare classes keep a margin.
 
-Zhang, Li, Li, Xu, Wu, Ding and Wu, "Federated Learning with Label Distribution Skew via Logits Calibration", ICML 2022.
-With f the logits and n_c the client's own number of samples of class c:
+Zhang, Li, Li, Xu, Wu, Ding and Wu, "Federated Learning with Label Distribution Skew via Logits
+Calibration", ICML 2022. With f the logits and n_c the client's own number of samples of class c:
 
     s_c = f_c - tau n_c^{-1/4}                                                                   (a)
     l   = -log( e^{s_y} / sum_c e^{s_c} )                                                        (b)
@@ -9,12 +9,13 @@ With f the logits and n_c the client's own number of samples of class c:
 | symbol | here | default | where |
 |---|---|---|---|
 | tau | `tau` | 1.0 | Client2Vec, appendix D.2 |
-| n_c of an absent class | `absent` | 1e-8 | a public library: a shift of 100 tau, which takes the class out of (b) |
+| n_c of an absent class | `absent` | 1e-8 | a shift of 100 tau: the class leaves (b) |
 
 Only the training loss is shifted; tests use the plain logits.
 
-Differs from the paper: it prints the sum in (b) without c = y. That loss has no lower bound, and two public
-reproductions report that it collapses; `printed=True` is that form. No code of the authors was found.
+Differs from the paper: it prints the sum in (b) without c = y. That loss has no lower bound, and
+two public reproductions report that it collapses; `printed=True` is that form. No code of the
+authors was found.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class CalibratedCrossEntropy(Objective):
     def __post_init__(self) -> None:
         if not (self.tau >= 0 and 0 < self.absent <= 1):
             raise FedbookError(
-                f"FedLC needs tau of at least 0 and absent in (0, 1], got {self.tau} and {self.absent}",
+                f"FedLC needs tau of at least 0 and absent in (0, 1], got {self.tau} and "
+                f"{self.absent}",
                 "try tau=1.0, absent=1e-8",
             )
 
@@ -65,5 +67,9 @@ class CalibratedCrossEntropy(Objective):
 
 
 def fedlc(tau: float = 1.0, absent: float = 1e-8, printed: bool = False, **options: Any) -> Method:
-    """FedLC with margin `tau`; `printed` leaves the own class out of the sum; `options` are FedAvg's."""
-    return fedavg(**options).replace(name="fedlc", objective=(CalibratedCrossEntropy(tau, absent, printed),))
+    """FedLC with margin `tau`; `printed` leaves the own class out of the sum; `options` are
+    FedAvg's.
+    """
+    return fedavg(**options).replace(
+        name="fedlc", objective=(CalibratedCrossEntropy(tau, absent, printed),)
+    )

@@ -1,28 +1,33 @@
-"""FedMix: Mixup with other clients' data, of which only means of a few samples ever leave their owner.
+"""FedMix: Mixup with other clients' data, of which only means of a few samples ever leave their
+owner.
 
-Yoon, Shin, Hwang and Yang, "FedMix: Approximation of Mixup under Mean Augmented Federated Learning", ICLR 2021.
+Yoon, Shin, Hwang and Yang, "FedMix: Approximation of Mixup under Mean Augmented Federated
+Learning", ICLR 2021.
 
-    once: client k sends means (xbar, ybar) of M_k samples and their one-hot labels; everybody gets all of them
-    each batch draws one (xbar, ybar) and minimises, to first order in lambda what Mixup would,
+    once: client k sends means (xbar, ybar) of M_k samples and their one-hot labels; everybody gets
+    all of them each batch draws one (xbar, ybar) and minimises, to first order in lambda what Mixup
+    would,
 
-    l = (1 - lam) CE(f((1 - lam) x), y) + lam CE(f((1 - lam) x), ybar)                                (a)
-        + lam < d/dx [(1 - lam) CE(f((1 - lam) x), y)], xbar >                                        (b)
+    l = (1 - lam) CE(f((1 - lam) x), y) + lam CE(f((1 - lam) x), ybar)
+                                         (a)
+        + lam < d/dx [(1 - lam) CE(f((1 - lam) x), y)], xbar >
+                                         (b)
 
 | symbol | here | default | where |
 |---|---|---|---|
 | lambda | `lam` | 0.05 | FedGCR's code and the public re-implementation |
 | M_k | `mean_of` | 5 | the public re-implementation |
 
-Differs from the paper: a client's samples are cut at random into means of M_k or slightly more, never fewer unless it
-has fewer (a mean of one would be the sample itself). They are the same in every run. (b) is the mean over the batch of
-each sample's own derivative.
-Differs from the public re-implementation (not the authors'): it takes (b) from the mean loss of the batch and averages
-over the batch again, which makes the term B times too small.
-`as_coded=True` is FedGCR's code: that, and the second CE of (a) has the local label y, so that ybar is never used. Its
-means are of two mini-batches, image by image, and then over the batch: `mean_of=2 * batch_size` is the same mean. There
-the last, smaller batch of a client goes without (b).
-The derivative with respect to the image needs a model that looks at the image, so cached features are not used, and
-attention that can be differentiated twice. Only what a model names in `only_choose` is handed over: FGPT chooses the
+Differs from the paper: a client's samples are cut at random into means of M_k or slightly more,
+never fewer unless it has fewer (a mean of one would be the sample itself). They are the same in
+every run. (b) is the mean over the batch of each sample's own derivative. Differs from the public
+re-implementation (not the authors'): it takes (b) from the mean loss of the batch and averages over
+the batch again, which makes the term B times too small. `as_coded=True` is FedGCR's code: that, and
+the second CE of (a) has the local label y, so that ybar is never used. Its means are of two
+mini-batches, image by image, and then over the batch: `mean_of=2 * batch_size` is the same mean.
+There the last, smaller batch of a client goes without (b). The derivative with respect to the image
+needs a model that looks at the image, so cached features are not used, and attention that can be
+differentiated twice. Only what a model names in `only_choose` is handed over: FGPT chooses the
 group of an image by the image itself, not by its scaled copy.
 """
 
@@ -44,7 +49,9 @@ from fedbook.rounds.stages import State
 
 
 class Means(nn.Module):
-    """X_g and Y_g, what everybody holds of everybody's data: buffers of the model that are neither trained nor sent."""
+    """X_g and Y_g, what everybody holds of everybody's data: buffers of the model that are neither
+    trained nor sent.
+    """
 
     x: Tensor
     y: Tensor
@@ -54,7 +61,9 @@ class Means(nn.Module):
         label = torch.eye(federation.num_classes, device=federation.device)
         x, y = [], []
         for c in federation.clients:
-            order = torch.randperm(len(c.train), generator=torch.Generator().manual_seed(c.id)).to(c.train.device)
+            order = torch.randperm(len(c.train), generator=torch.Generator().manual_seed(c.id)).to(
+                c.train.device
+            )
             for part in c.train[order].tensor_split(count(len(c.train), mean_of)):
                 x.append(federation.inputs(part).mean(0))
                 y.append(label[federation.y[part]].mean(0))
@@ -76,13 +85,16 @@ class MeanMixup(Objective):
     def __post_init__(self) -> None:
         if not (0 <= self.lam < 1 and self.mean_of >= 1):
             raise FedbookError(
-                f"FedMix needs lam in [0, 1) and mean_of of at least 1, got {self.lam} and {self.mean_of}",
+                f"FedMix needs lam in [0, 1) and mean_of of at least 1, got {self.lam} and "
+                f"{self.mean_of}",
                 "try lam=0.05, mean_of=5",
             )
 
     def adapt(self, model: nn.Module, federation: Federation) -> nn.Module:
         if not federation.x.is_floating_point() and federation.x.dtype != torch.uint8:
-            raise FedbookError(f"FedMix averages samples, {federation.x.dtype} cannot be averaged", "use images")
+            raise FedbookError(
+                f"FedMix averages samples, {federation.x.dtype} cannot be averaged", "use images"
+            )
         model.fedmix = Means(federation, self.mean_of)
         return model
 
@@ -95,16 +107,24 @@ class MeanMixup(Objective):
         means = next(m for m in local.model.modules() if isinstance(m, Means))
         g = int(torch.randint(len(means.x), ()))
         x = ((1 - self.lam) * batch.x).requires_grad_()
-        chosen = {k: batch.extra[k] for k in getattr(local.model, "only_choose", ()) if k in batch.extra}
+        chosen = {
+            k: batch.extra[k] for k in getattr(local.model, "only_choose", ()) if k in batch.extra
+        }
         with sdpa_kernel(SDPBackend.MATH):
             logits = batch.scored = local.model(x, **chosen)
         own = (1 - self.lam) * F.cross_entropy(logits, batch.y)
-        other = self.lam * F.cross_entropy(logits, batch.y if self.as_coded else means.y[g].expand_as(logits))  # (a)
+        other = self.lam * F.cross_entropy(
+            logits, batch.y if self.as_coded else means.y[g].expand_as(logits)
+        )  # (a)
         (slope,) = torch.autograd.grad(own, x, create_graph=True)
-        each = slope if self.as_coded else slope * len(x)  # `own` is a mean, its derivative 1 / B of each sample's
+        each = (
+            slope if self.as_coded else slope * len(x)
+        )  # `own` is a mean, its derivative 1 / B of each sample's
         return own + other + self.lam * (each.flatten(1) @ means.x[g].flatten()).mean()  # (b)
 
 
 def fedmix(lam: float = 0.05, mean_of: int = 5, as_coded: bool = False, **options: Any) -> Method:
-    """FedMix with weight `lam` and means of `mean_of` samples; `as_coded` as FedGCR's code; `options` are FedAvg's."""
+    """FedMix with weight `lam` and means of `mean_of` samples; `as_coded` as FedGCR's code;
+    `options` are FedAvg's.
+    """
     return fedavg(**options).replace(name="fedmix", objective=(MeanMixup(lam, mean_of, as_coded),))

@@ -1,20 +1,26 @@
-"""FedSAM: every local step uses the gradient at the worst point nearby, so that clients settle in flat places.
+"""FedSAM: every local step uses the gradient at the worst point nearby, so that clients settle in
+flat places.
 
-Qu, Li, Duan, Liu, Tang and Lu, "Generalized Federated Learning via Sharpness Aware Minimization", ICML 2022; the step
-is that of Foret, Kleiner, Mobahi and Neyshabur, "Sharpness-Aware Minimization", ICLR 2021.
+Qu, Li, Duan, Liu, Tang and Lu, "Generalized Federated Learning via Sharpness Aware Minimization",
+ICML 2022; the step is that of Foret, Kleiner, Mobahi and Neyshabur, "Sharpness-Aware Minimization",
+ICLR 2021.
 
-    eps = rho g / ||g||,    g = grad F_k(w)                                                        (a)
-    w  <- w - eta grad F_k(w + eps)                                                                (b)
+    eps = rho g / ||g||,    g = grad F_k(w)
+                            (a)
+    w  <- w - eta grad F_k(w + eps)
+       (b)
 
 | symbol | here | default | where |
 |---|---|---|---|
 | rho | `rho` | 0.05 | FedGCR's code; the paper tunes it |
 
-Differs from the paper: (b) goes through the chosen optimiser (SGD or AdamW), the server averages as FedAvg does.
-||g|| is over all trained tensors jointly. Running statistics (BatchNorm) come from the first pass alone. The
-perturbation is undone by putting w back, not by subtracting eps, so nothing drifts; a zero gradient perturbs nothing.
-`clip` acts on the gradient of (b). A step costs two passes; dropout draws anew in the second.
-Differs from FedGCR's code: FedSAM ran there with Adam at ten times the other methods' learning rate; here `lr` decides.
+Differs from the paper: (b) goes through the chosen optimiser (SGD or AdamW), the server averages as
+FedAvg does. ||g|| is over all trained tensors jointly. Running statistics (BatchNorm) come from the
+first pass alone. The perturbation is undone by putting w back, not by subtracting eps, so nothing
+drifts; a zero gradient perturbs nothing. `clip` acts on the gradient of (b). A step costs two
+passes; dropout draws anew in the second.
+Differs from FedGCR's code: FedSAM ran there with Adam at ten times the other methods' learning
+rate; here `lr` decides.
 """
 
 from __future__ import annotations
@@ -37,14 +43,20 @@ class SharpnessAware(LocalSolver):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.rho >= 0:
-            raise FedbookError(f"rho (alpha in Harmo-FL) must be at least 0, got {self.rho}", "try 0.05")
+            raise FedbookError(
+                f"rho (alpha in Harmo-FL) must be at least 0, got {self.rho}", "try 0.05"
+            )
 
     def step(self, local: Local, optimizer: torch.optim.Optimizer, batch: Batch) -> Tensor:
         loss = local.loss(batch)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         state = local.model.state_dict(keep_vars=True).values()
-        before = [(t, t.detach().clone()) for t in state if not isinstance(t, nn.Parameter) or t.grad is not None]
+        before = [
+            (t, t.detach().clone())
+            for t in state
+            if not isinstance(t, nn.Parameter) or t.grad is not None
+        ]
         self.perturb(local.model)
         optimizer.zero_grad(set_to_none=True)
         local.loss(Batch(local, batch.index)).backward()

@@ -1,17 +1,26 @@
-"""FGPT: shared prompts for everybody, one prompt per group of images that look alike, averaged group by group.
+"""FGPT: shared prompts for everybody, one prompt per group of images that look alike, averaged
+group by group.
 
-Deng, Thrampoulidis and Li, "Heterogeneous Federated Learning with Group-Aware Prompt Tuning", arXiv:2310.18285v1, 2023.
+Deng, Thrampoulidis and Li, "Heterogeneous Federated Learning with Group-Aware Prompt Tuning",
+arXiv:2310.18285v1, 2023.
 
-    g = Select(x) = argmax_g cos(h_theta(x), b_g)                                                           (5)
-    [cls_1, Z_1, E_1] = L_1([cls_0, P_S, E_0])                                                              (2)
-    [cls_u, z_u, Z_u, E_u] = L_u([cls_{u-1}, p_g, Z_{u-1}, E_{u-1}]),   y = W_C cls_U                  (3), (4)
-    [W_C, P_S] <- sum_{i in S_t} alpha_i [W_C, P_S]_i,   alpha_i = N_i / sum_{j in S_t} N_j      Alg. 1 line 17
-    p_g        <- sum_{i in S_t} beta_g^i p_g^i,         beta_g^i = N_g^i / sum_{j in S_t} N_g^j  Alg. 1 line 19
+    g = Select(x) = argmax_g cos(h_theta(x), b_g)
+                                               (5)
+    [cls_1, Z_1, E_1] = L_1([cls_0, P_S, E_0])
+                                               (2)
+    [cls_u, z_u, Z_u, E_u] = L_u([cls_{u-1}, p_g, Z_{u-1}, E_{u-1}]),   y = W_C cls_U
+                                          (3), (4)
+    [W_C, P_S] <- sum_{i in S_t} alpha_i [W_C, P_S]_i,   alpha_i = N_i / sum_{j in S_t} N_j
+                                        Alg. 1 line 17
+    p_g        <- sum_{i in S_t} beta_g^i p_g^i,         beta_g^i = N_g^i / sum_{j in S_t} N_g^j
+               Alg. 1 line 19
 
-(2)-(5) are the model, `models.build("fgpt", federation)`; the method is the last line, and this is all of it:
+(2)-(5) are the model, `models.build("fgpt", federation)`; the method is the last line, and this is
+all of it:
 
     fgpt   = pt_fedavg.replace(weigh=GroupCounts())
-    FGPT-U = the same with models.build("fgpt", federation, top_k=5): logits of the five nearest groups, averaged
+    FGPT-U = the same with models.build("fgpt", federation, top_k=5): logits of the five nearest
+        groups, averaged
     both   = get("fgpt", base="fedmix"): the same stage on another method (Table 9)
 
 | symbol | here | default | where |
@@ -22,24 +31,28 @@ Deng, Thrampoulidis and Li, "Heterogeneous Federated Learning with Group-Aware P
 | K | `top_k` of the model | 1; 5 is FGPT-U | Algorithms 2, 3; Table 6 |
 | N_g^i | `counts` | | Algorithm 1: how often client i selects g, one count per training image |
 
-A client sends its G counts with its parameters. The server keeps nothing. The log has each round's `usage` (the sum of
-the counts over the participants), its `total` over the rounds so far, and the `effective` number of groups, exp of the
-entropy of that total: keys that collapse show there. A client never seen needs nothing: `evaluate(run.model, others)`.
+A client sends its G counts with its parameters. The server keeps nothing. The log has each round's
+`usage` (the sum of the counts over the participants), its `total` over the rounds so far, and the
+`effective` number of groups, exp of the entropy of that total: keys that collapse show there. A
+client never seen needs nothing: `evaluate(run.model, others)`.
 
 Differs from the paper:
 - alpha_i is normalised over the participants; N_i / N as printed shrinks the model.
-- N_g = 0 among the participants leaves beta undefined: p_g stays as it is. A prompt no image of a client selects gets
+- N_g = 0 among the participants leaves beta undefined: p_g stays as it is. A prompt no image of a
+  client selects gets
   neither gradient nor momentum nor weight decay there.
 - Fig. 1b queries with the shared prompts in place, (5) and Algorithm 2 without. Default is (5);
-  `prompted_query=True` of the model is the figure. Where a selection changes during training (there, and with learned
-  keys), the counts are those at the received model.
-Options of the model for what may go wrong or may be cheaper: `keys="random"` (Table 4), `centre=True`, `relu=True`,
-`selector="light"` (Table 10's ResNet-50; offline an EfficientNet-lite0).
+  `prompted_query=True` of the model is the figure. Where a selection changes during training
+  (there, and with learned keys), the counts are those at the received model.
+Options of the model for what may go wrong or may be cheaper: `keys="random"` (Table 4),
+`centre=True`, `relu=True`, `selector="light"` (Table 10's ResNet-50; offline an
+EfficientNet-lite0).
 
-Differs from the successor (SGPT, CVPR 2024, same arXiv number). Its keys are learned: `pull=1.0` with a model of
-`learn_keys=True, relu=True` adds -cos(h, b_g) to the loss and moves b_g to ema b_g + (1 - ema) sum_i beta_g^i b_g^i on
-the server, `key_ema=0.5`; `threshold=50` weighs clients alike in groups selected no more than 50 times. Not here: its
-load balancing during training, two training stages per round, several prompted layers, data-size weights for p_g.
+Differs from the successor (SGPT, CVPR 2024, same arXiv number). Its keys are learned: `pull=1.0`
+with a model of `learn_keys=True, relu=True` adds -cos(h, b_g) to the loss and moves b_g to ema b_g
++ (1 - ema) sum_i beta_g^i b_g^i on the server, `key_ema=0.5`; `threshold=50` weighs clients alike
+in groups selected no more than 50 times. Not here: its load balancing during training, two training
+stages per round, several prompted layers, data-size weights for p_g.
 """
 
 from __future__ import annotations
@@ -105,7 +118,9 @@ class AveragedKeys(PromptSimilarity):
 
     ema: float = 0.5
 
-    def __call__(self, state: State, server: Params, mean: Params, reports: list[Report]) -> tuple[Params, State]:
+    def __call__(
+        self, state: State, server: Params, mean: Params, reports: list[Report]
+    ) -> tuple[Params, State]:
         old, keys = server["keys"], torch.stack([r["upload"]["keys"] for r in reports])
         counts = torch.stack([r["counts"] for r in reports]).to(old)
         moved = torch.einsum("ig,igd->gd", counts, keys) / counts.sum(0).clamp(min=1)[:, None]
@@ -115,16 +130,28 @@ class AveragedKeys(PromptSimilarity):
 
 
 def fgpt(
-    base: str = "pt_fedavg", threshold: int = 0, pull: float = 0.0, key_ema: float = 0.5, **options: Any
+    base: str = "pt_fedavg",
+    threshold: int = 0,
+    pull: float = 0.0,
+    key_ema: float = 0.5,
+    **options: Any,
 ) -> Method:
-    """FGPT on a base method, whose `options` these are; `threshold`, `pull` and `key_ema` belong to the successor."""
+    """FGPT on a base method, whose `options` these are; `threshold`, `pull` and `key_ema` belong to
+    the successor.
+    """
     if isinstance(options.get("groups"), int):
-        raise FedbookError("the number of groups is the model's", 'use models.build("fgpt", federation, groups=20)')
+        raise FedbookError(
+            "the number of groups is the model's", 'use models.build("fgpt", federation, groups=20)'
+        )
     if pull:
         options = {"groups": key_settings()} | options
     method = get(base, **options)
     if not isinstance(method.weigh, BySize):
-        raise FedbookError(f"FGPT weighs clients group by group, and {base} weighs them too", "use another base")
+        raise FedbookError(
+            f"FGPT weighs clients group by group, and {base} weighs them too", "use another base"
+        )
     if pull:
-        method = method.replace(objective=(*method.objective, KeyPull(pull)), update=AveragedKeys(key_ema))
+        method = method.replace(
+            objective=(*method.objective, KeyPull(pull)), update=AveragedKeys(key_ema)
+        )
     return method.replace(name="fgpt", weigh=GroupCounts(threshold))

@@ -1,19 +1,28 @@
-"""GRP-FED: a global model that favours clients with high loss, and personal extractors held near its features.
+"""GRP-FED: a global model that favours clients with high loss, and personal extractors held near
+its features.
 
-Chou, Hong, Sun, Cai, Song and Li, "GRP-FED: Addressing Client Imbalance in Federated Learning via Global-Regularized
-Personalization", 2021 (arXiv:2108.13858).
+Chou, Hong, Sun, Cai, Song and Li, "GRP-FED: Addressing Client Imbalance in Federated Learning via
+Global-Regularized Personalization", 2021 (arXiv:2108.13858).
 
-    L_m = mean over D_m of J(C(F(x; theta_F)), y)                                                        (1)
-    q^{t+1} = q^t + eta_q (s^{t+1} - s^t) / ((s^{t+1} + s^t) / 2),    s = std over clients of L_m        (2)
-    lambda_m = L_m^q / sum_i L_i^q,    {theta_F, theta_C} = sum_m lambda_m {theta_F,m, theta_C,m}        (3)
-    theta_F,m^l <- SGD on  beta J(C(f^l), y) + (1 - beta) L_R,    f^l = F(x; theta_F,m^l), C fixed       (4)
-    L_R = log(1 - D(f^l))                                                                                (5)
-    L_D = log(1 - D(f^g)) + log D(f^l),    f^g = F(x; theta_F) as received                               (unnumbered)
+    L_m = mean over D_m of J(C(F(x; theta_F)), y)
+                                            (1)
+    q^{t+1} = q^t + eta_q (s^{t+1} - s^t) / ((s^{t+1} + s^t) / 2),    s = std over clients of L_m
+                                            (2)
+    lambda_m = L_m^q / sum_i L_i^q,    {theta_F, theta_C} = sum_m lambda_m {theta_F,m, theta_C,m}
+                                           (3)
+    theta_F,m^l <- SGD on  beta J(C(f^l), y) + (1 - beta) L_R,    f^l = F(x; theta_F,m^l), C fixed
+                               (4)
+    L_R = log(1 - D(f^l))
+                                            (5)
+    L_D = log(1 - D(f^g)) + log D(f^l),    f^g = F(x; theta_F) as received
+                                            (unnumbered)
 
-D = 1 means "from the global extractor". Both losses point the right way, but L_D as printed has its steepest slope
-where D is right and none where D errs, and neither is bounded below. So the default is binary cross-entropy,
+D = 1 means "from the global extractor". Both losses point the right way, but L_D as printed has its
+steepest slope where D is right and none where D errs, and neither is bounded below. So the default
+is binary cross-entropy,
 
-    gan_loss="bce":       L_D = -log D(f^g) - log(1 - D(f^l)),    L_R = -log D(f^l)                       (5')
+    gan_loss="bce":       L_D = -log D(f^g) - log(1 - D(f^l)),    L_R = -log D(f^l)
+                               (5')
     gan_loss="printed":   as above
 
 | symbol | here | default | where |
@@ -21,28 +30,32 @@ where D is right and none where D errs, and neither is bounded below. So the def
 | q^0 | `q` | 10 | section 4.1, "the same as q-FFL" |
 | eta_q | `eta_q` | 0.5 | section 4.1 |
 | beta | `beta` | 0.5 | section 4.3; Figure 4 sweeps it |
-| R, batch, eta, momentum | `epochs`, `batch_size`, `lr`, `momentum` | 5, 64, 5e-3, 0.9 | section 4.1 |
+| R, batch, eta, momentum | `epochs`, `batch_size`, ... | 5, 64, 5e-3, 0.9 | section 4.1 |
 | |S_t|, T | `participation`, rounds | everybody | not printed |
 | D | `hidden` units between two layers | 64 | section 4.1: 2-layer FC; the width is not printed |
 | L_m | `loss` | "received" | see below |
-| theta_F,m^l at the start of a turn | `start` | "own" | Algorithm 1 keeps it from turn to turn; see below |
+| theta_F,m^l at the start of a turn | `start` | "own" | Algorithm 1 keeps it; see below |
 
-L_m: (1) is the mean over all of D_m at the model received (`loss="received"`); Algorithm 1 keeps the loss of the last
-mini-batch, which a power of 10 turns into noise; `loss="last_epoch"` is the mean over the last local epoch.
+L_m: (1) is the mean over all of D_m at the model received (`loss="received"`); Algorithm 1 keeps
+the loss of the last mini-batch, which a power of 10 turns into noise; `loss="last_epoch"` is the
+mean over the last local epoch.
 
-Every round logs `weigh.q`, `weigh.spread` and `weigh.effective_clients` = 1 / sum lambda^2: at q = 10 a client with
-twice the loss of another counts 1024 times as much, and a few make up the mean. `q` moves little: a spread
-100 times smaller takes it from 10 to 7.7. There is no n_m in (3), so q = 0 is the uniform mean.
+Every round logs `weigh.q`, `weigh.spread` and `weigh.effective_clients` = 1 / sum lambda^2: at q =
+10 a client with twice the loss of another counts 1024 times as much, and a few make up the mean.
+`q` moves little: a spread 100 times smaller takes it from 10 to 7.7. There is no n_m in (3), so q =
+0 is the uniform mean.
 
-Differs from the paper: sums run over the participants, not over all M. In the first round s has no predecessor and q
-stays. (4) uses the received C (Algorithm 1, line 28; the text has theta_C,m), at test time the newest global C. Nothing
-in (4) and (5) depends on the global step of the same round, so the personal extractor is trained after it, with
-shuffles of its own, and f^g of all samples is computed once. theta_F,m^l starts as the first global extractor the
-client receives (Algorithm 1 starts all at once; the same if everybody takes part) and goes on from where it was left
-(`start="own"`), so what other clients taught the global extractor reaches it through C and D alone, and a class that
-the client never had stays unknown to it. With `start="received"` every turn begins at the extractor just received; the
-printed generalisation T_r looks more like that. f^g is taken in eval mode; running statistics (BatchNorm) of the
-personal extractor are personal. Theta^l and D never leave the client. No code was published.
+Differs from the paper: sums run over the participants, not over all M. In the first round s has no
+predecessor and q stays. (4) uses the received C (Algorithm 1, line 28; the text has theta_C,m), at
+test time the newest global C. Nothing in (4) and (5) depends on the global step of the same round,
+so the personal extractor is trained after it, with shuffles of its own, and f^g of all samples is
+computed once. theta_F,m^l starts as the first global extractor the client receives (Algorithm 1
+starts all at once; the same if everybody takes part) and goes on from where it was left
+(`start="own"`), so what other clients taught the global extractor reaches it through C and D alone,
+and a class that the client never had stays unknown to it. With `start="received"` every turn begins
+at the extractor just received; the printed generalisation T_r looks more like that. f^g is taken in
+eval mode; running statistics (BatchNorm) of the personal extractor are personal. Theta^l and D
+never leave the client. No code was published.
 """
 
 from __future__ import annotations
@@ -88,7 +101,11 @@ class AdaptivePower(Weigh):
             q = adapted(q, state["spread"], spread, self.eta_q)  # (2)
         scores = q * L.log()  # (3), in the log domain
         effective = effective_clients(torch.softmax(scores, 0).tolist())
-        return scores, {"q": q, "spread": spread, "log": {"q": q, "spread": spread, "effective_clients": effective}}
+        return scores, {
+            "q": q,
+            "spread": spread,
+            "log": {"q": q, "spread": spread, "effective_clients": effective},
+        }
 
 
 @dataclass(frozen=True)
@@ -100,8 +117,12 @@ class LateAdaptivePower(AdaptivePower):
 
 
 def generator_loss(logit: Tensor, gan_loss: str) -> Tensor:
-    """L_R of the discriminator's logit on personal features: small where D takes them for global ones."""
-    return F.logsigmoid(-logit).mean() if gan_loss == "printed" else -F.logsigmoid(logit).mean()  # (5), (5')
+    """L_R of the discriminator's logit on personal features: small where D takes them for global
+    ones.
+    """
+    return (
+        F.logsigmoid(-logit).mean() if gan_loss == "printed" else -F.logsigmoid(logit).mean()
+    )  # (5), (5')
 
 
 def discriminator_loss(on_global: Tensor, on_local: Tensor, gan_loss: str) -> Tensor:
@@ -113,7 +134,9 @@ def discriminator_loss(on_global: Tensor, on_local: Tensor, gan_loss: str) -> Te
 
 @dataclass(frozen=True)
 class AdversarialLocal(Personal):
-    """A personal extractor for every client under the shared classifier; works on top of any method."""
+    """A personal extractor for every client under the shared classifier; works on top of any
+    method.
+    """
 
     beta: float = 0.5
     gan_loss: str = "bce"
@@ -123,14 +146,22 @@ class AdversarialLocal(Personal):
 
     def __post_init__(self) -> None:
         if self.gan_loss not in ("bce", "printed"):
-            raise FedbookError(f"gan_loss must be 'bce' or 'printed', got {self.gan_loss!r}", "'bce' trains")
+            raise FedbookError(
+                f"gan_loss must be 'bce' or 'printed', got {self.gan_loss!r}", "'bce' trains"
+            )
         if self.start not in ("own", "received"):
-            raise FedbookError(f"start must be 'own' or 'received', got {self.start!r}", "'own' is Algorithm 1")
+            raise FedbookError(
+                f"start must be 'own' or 'received', got {self.start!r}", "'own' is Algorithm 1"
+            )
         if not 0 <= self.beta <= 1:
-            raise FedbookError(f"beta must lie in [0, 1], got {self.beta}", "1 is local training without D")
+            raise FedbookError(
+                f"beta must lie in [0, 1], got {self.beta}", "1 is local training without D"
+            )
 
     def end(self, local: Local, sent: State, memory: State) -> State:
-        """Train the personal extractor and D in the resident model, then put back what is to be uploaded."""
+        """Train the personal extractor and D in the resident model, then put back what is to be
+        uploaded.
+        """
         here = local.model.state_dict()
         upload = {n: here[n].clone() for n in local.received}
         copy_into(here, local.received)
@@ -140,7 +171,9 @@ class AdversarialLocal(Personal):
         D = two_layers(f_global.shape[1], self.hidden, 1).to(f_global.device)
         copy_into(D.state_dict(), memory.get("discriminator", {}))
         self.train(local, D, f_global)
-        memory["extractor"] = {n: here[n].clone() for n in local.received if not n.startswith("head.")}
+        memory["extractor"] = {
+            n: here[n].clone() for n in local.received if not n.startswith("head.")
+        }
         memory["discriminator"] = {n: t.clone() for n, t in D.state_dict().items()}
         copy_into(here, upload)
         return {}  # nothing of this is sent
@@ -166,7 +199,9 @@ class AdversarialLocal(Personal):
                 batch = Batch(local, local.client.train[part])
                 with local.device.autocast():
                     fit = F.cross_entropy(batch.logits, batch.y)
-                    loss = self.beta * fit + (1 - self.beta) * generator_loss(D(batch.z), self.gan_loss)
+                    loss = self.beta * fit + (1 - self.beta) * generator_loss(
+                        D(batch.z), self.gan_loss
+                    )
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 self.solve.clip_gradient(model)
@@ -181,12 +216,15 @@ class AdversarialLocal(Personal):
             p.requires_grad_(True)
         if not bool(torch.isfinite(loss.detach() + loss_D.detach())):
             raise FedbookError(
-                f"the personal extractor of client {local.client.id} diverged in round {local.round}",
+                f"the personal extractor of client {local.client.id} diverged in round "
+                f"{local.round}",
                 "lower lr, set clip, or use gan_loss='bce'",
             )
 
     def load(self, local: Local, sent: State, memory: State) -> None:
-        copy_into(local.model.state_dict(), memory.get("extractor", {}))  # under the newest global C
+        copy_into(
+            local.model.state_dict(), memory.get("extractor", {})
+        )  # under the newest global C
 
 
 def grp_fed(
@@ -205,7 +243,9 @@ def grp_fed(
 ) -> Method:
     """GRP-FED with the paper's settings; `options` are FedAvg's."""
     if loss not in ("received", "last_epoch"):
-        raise FedbookError(f"loss must be 'received' or 'last_epoch', got {loss!r}", "'received' is Eq. 1")
+        raise FedbookError(
+            f"loss must be 'received' or 'last_epoch', got {loss!r}", "'received' is Eq. 1"
+        )
     base = fedavg(epochs=epochs, batch_size=batch_size, lr=lr, momentum=momentum, **options)
     weigh = AdaptivePower(q, eta_q) if loss == "received" else LateAdaptivePower(q, eta_q)
     personal = AdversarialLocal((), beta, gan_loss, hidden, base.solve, start)

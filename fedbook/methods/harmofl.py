@@ -1,27 +1,33 @@
-"""Harmo-FL: images of all clients get the same spectrum of amplitudes, and local steps seek flat places.
+"""Harmo-FL: images of all clients get the same spectrum of amplitudes, and local steps seek flat
+places.
 
-Jiang, Wang and Dou, "HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on Heterogeneous Medical
-Images", AAAI 2022.
+Jiang, Wang and Dou, "HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on
+Heterogeneous Medical Images", AAAI 2022.
 
-    A_k = mean over client k's images of |FFT(x)|,    A = (1/K) sum_k A_k                                (a)
-    x'  = FFT^{-1}(A, phase of FFT(x))                                                                   (b)
-    delta = alpha g / ||g||,    w <- w - eta grad F_k(w + delta),    on x'             (c), the step of `fedsam`
+    A_k = mean over client k's images of |FFT(x)|,    A = (1/K) sum_k A_k
+                                            (a)
+    x'  = FFT^{-1}(A, phase of FFT(x))
+            (b)
+    delta = alpha g / ||g||,    w <- w - eta grad F_k(w + delta),    on x'             (c), the step
+                                of `fedsam`
 
 | symbol | here | default | where |
 |---|---|---|---|
 | alpha | `alpha` | 0.05 | the authors' code, FedGCR's code |
-| L, frequencies replaced | `window` | None: all, as (b) says | 0.0 in the authors' code and in FedGCR's |
+| L, frequencies replaced | `window` | None: all, as (b) says | 0.0 in both authors' code |
 
-`window` L replaces the frequencies up to floor(L min(H, W)) in both directions; L = 0 is the zero frequency alone, so
-that only each channel's mean changes. `amplitude=False` leaves images as they are (FedSAM).
+`window` L replaces the frequencies up to floor(L min(H, W)) in both directions; L = 0 is the zero
+frequency alone, so that only each channel's mean changes. `amplitude=False` leaves images as they
+are (FedSAM).
 
-Differs from the paper: A_k is the exact mean over a client's training images, and A is exchanged once before round 1;
-the paper keeps a decaying mean over the batches of round 1, which each client trains with its own, and exchanges it
-after that round. From then on A is frozen in both, and used at test time. (a) and (b) act on pixels before
-normalisation, in [0, 1]: of a normalised image the zero frequency may be negative, and its sign would be kept. The
-server weighs by n_k (the paper has equal clients); `get("harmofl").replace(weigh=Equal())` is 1 / K.
-Differs from the authors' code: its momentum is declared an integer, so that A_k stays that of the first batch.
-Features a model could precompute are those of other images, so the wrapped model offers none. Its parameters' names
+Differs from the paper: A_k is the exact mean over a client's training images, and A is exchanged
+once before round 1; the paper keeps a decaying mean over the batches of round 1, which each client
+trains with its own, and exchanges it after that round. From then on A is frozen in both, and used
+at test time. (a) and (b) act on pixels before normalisation, in [0, 1]: of a normalised image the
+zero frequency may be negative, and its sign would be kept. The server weighs by n_k (the paper has
+equal clients); `get("harmofl").replace(weigh=Equal())` is 1 / K. Differs from the authors' code:
+its momentum is declared an integer, so that A_k stays that of the first batch. Features a model
+could precompute are those of other images, so the wrapped model offers none. Its parameters' names
 begin with "model.".
 """
 
@@ -41,7 +47,9 @@ from fedbook.rounds import Method
 
 
 class AmplitudeNorm(nn.Module):
-    """Images with their own phases and the amplitudes `A` [C, H, W // 2 + 1] (real images: half a spectrum is all)."""
+    """Images with their own phases and the amplitudes `A` [C, H, W // 2 + 1] (real images: half a
+    spectrum is all).
+    """
 
     A: Tensor
     replaced: Tensor
@@ -53,7 +61,9 @@ class AmplitudeNorm(nn.Module):
         channels, height, width = federation.input_shape
         reach = max(height, width) if window is None else int(window * min(height, width))
         rows, columns = torch.fft.fftfreq(height, 1 / height), torch.fft.rfftfreq(width, 1 / width)
-        pixels = federation.x.dtype == torch.uint8  # other samples come as they are, never normalised
+        pixels = (
+            federation.x.dtype == torch.uint8
+        )  # other samples come as they are, never normalised
         mean = federation.mean if pixels and federation.mean else (0.0,) * channels
         std = federation.std if pixels and federation.std else (1.0,) * channels
         constants = {
@@ -108,7 +118,8 @@ class Harmonised(SharpnessAware):
             return model
         if len(federation.input_shape) != 3:
             raise FedbookError(
-                f"Harmo-FL normalises images of shape C x H x W, got samples of shape {federation.input_shape}",
+                "Harmo-FL normalises images of shape C x H x W, got samples of shape "
+                f"{federation.input_shape}",
                 "use amplitude=False",
             )
         return Normalised(model, AmplitudeNorm(federation, self.window))
@@ -121,7 +132,9 @@ class Harmonised(SharpnessAware):
         return total, total
 
 
-def harmofl(alpha: float = 0.05, amplitude: bool = True, window: float | None = None, **options: Any) -> Method:
+def harmofl(
+    alpha: float = 0.05, amplitude: bool = True, window: float | None = None, **options: Any
+) -> Method:
     """Harmo-FL with radius `alpha`; `window=0.0` as the authors ran it; `options` are FedAvg's."""
     base = fedavg(**options)
     solve = Harmonised(**vars(base.solve), rho=alpha, amplitude=amplitude, window=window)

@@ -1,21 +1,25 @@
 """LG-FedAvg: clients learn their own representation, and share only the layers above it.
 
-Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov and Morency, "Think Locally, Act Globally: Federated Learning
-with Local and Global Representations", 2020.
+Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov and Morency, "Think Locally, Act Globally:
+Federated Learning with Local and Global Representations", 2020.
 
-    theta_m^l, theta_m^g <- SGD on F_m(theta_m^l, theta^g)          both, on the client                  (a)
-    theta^g = (1/|S_t|) sum_{m in S_t} theta_m^g                    only the upper layers travel          (b)
-    global test: argmax (1/M) sum_m p(y | x; theta_m^l, theta^g)    the ensemble of all clients' models
+    theta_m^l, theta_m^g <- SGD on F_m(theta_m^l, theta^g)          both, on the client
+                                            (a)
+    theta^g = (1/|S_t|) sum_{m in S_t} theta_m^g                    only the upper layers travel
+                                             (b)
+    global test: argmax (1/M) sum_m p(y | x; theta_m^l, theta^g)    the ensemble of all clients'
+                                        models
 
 | symbol | here | default | where |
 |---|---|---|---|
-| theta^g | `shared` | ("head.*",), the classifier | the paper: the upper layers; GRP-FED: the classifier |
+| theta^g | `shared` | ("head.*",), the classifier | paper: upper layers; GRP-FED: classifier |
 
 With `shared=()` it is Local, with `shared=("*",)` the uniform mean of FedAvg.
 
-Differs from the authors' code: it starts from a FedAvg model trained before; here all start from the same random
-weights, as the other methods do. It keeps each client's model of best *test* accuracy; here the last one counts.
-Differs from a public library that keeps the first layers global: the paper shares the last.
+Differs from the authors' code: it starts from a FedAvg model trained before; here all start from
+the same random weights, as the other methods do. It keeps each client's model of best *test*
+accuracy; here the last one counts. Differs from a public library that keeps the first layers
+global: the paper shares the last.
 """
 
 from __future__ import annotations

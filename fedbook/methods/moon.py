@@ -1,27 +1,31 @@
-"""MOON: features stay near those of the received model, and away from those of the client's last local one.
+"""MOON: features stay near those of the received model, and away from those of the client's last
+local one.
 
 Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021 (FedMoon in FGPT).
 
     l = CE + mu l_con,
-    l_con = -log exp(cos(z, z_glob) / tau) / (exp(cos(z, z_glob) / tau) + exp(cos(z, z_prev) / tau))      (3)
+    l_con = -log exp(cos(z, z_glob) / tau) / (exp(cos(z, z_glob) / tau) + exp(cos(z, z_prev) / tau))
+                                             (3)
 
-z is the feature of an image under the model being trained, z_glob under the one received, z_prev under the client's
-own after its last turn; the last two without gradient, in eval mode.
+z is the feature of an image under the model being trained, z_glob under the one received, z_prev
+under the client's own after its last turn; the last two without gradient, in eval mode.
 
 | symbol | here | default | where |
 |---|---|---|---|
 | mu | `mu` | 1.0 | the authors' code; the paper tunes 0.1 to 10, Client2Vec 0.01 to 1 |
 | tau | `tau` | 0.5 | the paper; Client2Vec |
-| projection head | `projection` | None: z is `model.embed(x)`, as FGPT applies it | 256 in the paper |
+| projection head | `projection` | None: z is `model.embed(x)` | 256 in the paper |
 
-Until a client has had a turn there is no z_prev, and the term is left out. Taking z_prev = z_glob instead would add the
-constant log 2 and no gradient. z_glob and z_prev do not change during a turn, so they are computed once per image.
+Until a client has had a turn there is no z_prev, and the term is left out. Taking z_prev = z_glob
+instead would add the constant log 2 and no gradient. z_glob and z_prev do not change during a turn,
+so they are computed once per image.
 
-`projection=256` is the paper's network: two linear layers with a ReLU between, from which both z and a new head read.
-They begin the same in every run.
+`projection=256` is the paper's network: two linear layers with a ReLU between, from which both z
+and a new head read. They begin the same in every run.
 
-Differs from the authors' code: there, from round 2 on, a client that was never drawn takes its own random network for
-its last local model. Every client keeps one former model (their default), its BatchNorm statistics included.
+Differs from the authors' code: there, from round 2 on, a client that was never drawn takes its own
+random network for its last local model. Every client keeps one former model (their default), its
+BatchNorm statistics included.
 """
 
 from __future__ import annotations
@@ -50,12 +54,15 @@ class Projected(nn.Module):
         features = getattr(model.head, "in_features", None)
         if features is None:
             raise FedbookError(
-                f"a projection needs a model with a linear head, got {type(model.head).__name__}", "use projection=None"
+                f"a projection needs a model with a linear head, got {type(model.head).__name__}",
+                "use projection=None",
             )
         self.model, model.head = model, nn.Identity()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            self.projection = nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, width))
+            self.projection = nn.Sequential(
+                nn.Linear(features, features), nn.ReLU(), nn.Linear(features, width)
+            )
             self.head = nn.Linear(width, classes)
 
     def embed(self, x: Tensor, **extra: Tensor) -> Tensor:
@@ -77,11 +84,16 @@ class ModelContrast(Objective):
     def __post_init__(self) -> None:
         if not (self.mu >= 0 and self.tau > 0):
             raise FedbookError(
-                f"MOON needs mu of at least 0 and a positive tau, got {self.mu} and {self.tau}", "try mu=1, tau=0.5"
+                f"MOON needs mu of at least 0 and a positive tau, got {self.mu} and {self.tau}",
+                "try mu=1, tau=0.5",
             )
 
     def adapt(self, model: nn.Module, federation: Federation) -> nn.Module:
-        return model if self.projection is None else Projected(model, self.projection, federation.num_classes)
+        return (
+            model
+            if self.projection is None
+            else Projected(model, self.projection, federation.num_classes)
+        )
 
     def begin(self, local: Local, sent: State, memory: State) -> None:
         if "previous" not in memory or self.mu == 0:
@@ -106,7 +118,9 @@ class ModelContrast(Objective):
             memory.pop(name, None)
         if self.mu > 0:
             memory["previous"] = {
-                n: t.clone() for n, t in shared_state(local.model).items() if not n.startswith("head.")
+                n: t.clone()
+                for n, t in shared_state(local.model).items()
+                if not n.startswith("head.")
             }
         return {}
 
@@ -117,12 +131,19 @@ def features(local: Local, index: Tensor) -> Tensor:
     model: Any = local.model.eval()
     found = []
     for part in index.split(256):
-        x, extra = local.device.images(local.federation.inputs(part)), {k: v[part] for k, v in local.extra.items()}
+        x, extra = (
+            local.device.images(local.federation.inputs(part)),
+            {k: v[part] for k, v in local.extra.items()},
+        )
         with local.device.autocast():
             found.append(model.embed(x, **extra))
     return torch.cat(found)
 
 
-def moon(mu: float = 1.0, tau: float = 0.5, projection: int | None = None, **options: Any) -> Method:
+def moon(
+    mu: float = 1.0, tau: float = 0.5, projection: int | None = None, **options: Any
+) -> Method:
     """MOON with weight `mu` and temperature `tau`; `options` are FedAvg's."""
-    return fedavg(**options).replace(name="moon", objective=(CrossEntropy(), ModelContrast(mu, tau, projection)))
+    return fedavg(**options).replace(
+        name="moon", objective=(CrossEntropy(), ModelContrast(mu, tau, projection))
+    )

@@ -1,13 +1,18 @@
-"""Per-FedAvg: a global model from which one gradient step on a client's own data leads to a good personal one.
+"""Per-FedAvg: a global model from which one gradient step on a client's own data leads to a good
+personal one.
 
-Fallah, Mokhtari and Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic
-Meta-Learning Approach", NeurIPS 2020.
+Fallah, Mokhtari and Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A
+Model-Agnostic Meta-Learning Approach", NeurIPS 2020.
 
     min_w (1/n) sum_i f_i(w - alpha grad f_i(w))
-    w~ = w - alpha grad f_i(w; D)                                                                       (a)
-    w <- w - beta (I - alpha hess f_i(w; D'')) grad f_i(w~; D')           exact                         (b)
-    w <- w - beta grad f_i(w~; D')                                        first order                   (c)
-    personal model: one step of size alpha from w, on the client's training data                        (d)
+    w~ = w - alpha grad f_i(w; D)
+                                           (a)
+    w <- w - beta (I - alpha hess f_i(w; D'')) grad f_i(w~; D')           exact
+                                           (b)
+    w <- w - beta grad f_i(w~; D')                                        first order
+                                           (c)
+    personal model: one step of size alpha from w, on the client's training data
+                                           (d)
 
 | symbol | here | default | where |
 |---|---|---|---|
@@ -16,13 +21,13 @@ Meta-Learning Approach", NeurIPS 2020.
 | (b) or (c) | `exact` | False | section 4, the two variants; GRP-FED does not say which |
 | steps of (d) | `adapt_steps` | 1 | section 2 |
 
-alpha = 0 is FedAvg with step beta, bit for bit: D' runs through the client's data as FedAvg's batches do, while D and
-D'' are drawn anew for each step, at random from all of it.
+alpha = 0 is FedAvg with step beta, bit for bit: D' runs through the client's data as FedAvg's
+batches do, while D and D'' are drawn anew for each step, at random from all of it.
 
-Differs from the paper: the outer step goes through the chosen optimiser, whose momentum never touches (a). The server
-weighs by n_k. Running statistics (BatchNorm) come from the pass over D' alone.
-Differs from public code: one adapts on batches of the *test* set; here (d) never sees a test sample. Another halves a
-double batch into D and D', so that half of the data serves only (a).
+Differs from the paper: the outer step goes through the chosen optimiser, whose momentum never
+touches (a). The server weighs by n_k. Running statistics (BatchNorm) come from the pass over D'
+alone. Differs from public code: one adapts on batches of the *test* set; here (d) never sees a test
+sample. Another halves a double batch into D and D', so that half of the data serves only (a).
 """
 
 from __future__ import annotations
@@ -74,7 +79,9 @@ class MetaSolver(LocalSolver):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.alpha >= 0:
-            raise FedbookError(f"alpha must be at least 0, got {self.alpha}", "0 is FedAvg; try 0.01")
+            raise FedbookError(
+                f"alpha must be at least 0, got {self.alpha}", "0 is FedAvg; try 0.01"
+            )
 
     def draw(self, local: Local) -> Batch:
         """A batch at random; not from the stream that shuffles D'."""
@@ -94,7 +101,9 @@ class MetaSolver(LocalSolver):
         if self.exact:
             with statistics_kept(local.model):
                 slope = gradient(local.loss(self.draw(local)), params, create_graph=True)
-                bent = torch.autograd.grad(slope, params, g, allow_unused=True, materialize_grads=True)
+                bent = torch.autograd.grad(
+                    slope, params, g, allow_unused=True, materialize_grads=True
+                )
             g = tuple(a - self.alpha * b for a, b in zip(g, bent))  # (b)
         for p, value in zip(params, g):
             p.grad = value
@@ -118,8 +127,16 @@ class Adapted(Personal):
             move(params, gradient(local.loss(batch), params), self.alpha)
 
 
-def per_fedavg(alpha: float = 0.01, exact: bool = False, adapt_steps: int = 1, **options: Any) -> Method:
-    """Per-FedAvg with inner step `alpha`, (b) if `exact` else (c), `adapt_steps` of (d); `options` are FedAvg's."""
+def per_fedavg(
+    alpha: float = 0.01, exact: bool = False, adapt_steps: int = 1, **options: Any
+) -> Method:
+    """Per-FedAvg with inner step `alpha`, (b) if `exact` else (c), `adapt_steps` of (d); `options`
+    are FedAvg's.
+    """
     base = fedavg(**options)
     solve = MetaSolver(**vars(base.solve), alpha=alpha, exact=exact)
-    return base.replace(name="per_fedavg", solve=solve, personal=Adapted((), alpha, adapt_steps, base.solve.batch_size))
+    return base.replace(
+        name="per_fedavg",
+        solve=solve,
+        personal=Adapted((), alpha, adapt_steps, base.solve.batch_size),
+    )

@@ -1,4 +1,5 @@
-"""TERM: the mean loss is replaced by its tilted mean, which leans to the largest loss (t > 0) or the least (t < 0).
+"""TERM: the mean loss is replaced by its tilted mean, which leans to the largest loss (t > 0) or
+the least (t < 0).
 
 Li, Beirami, Sanjabi and Smith, "Tilted Empirical Risk Minimization", ICLR 2021.
 
@@ -8,13 +9,13 @@ Li, Beirami, Sanjabi and Smith, "Tilted Empirical Risk Minimization", ICLR 2021.
 | symbol | here | default | where |
 |---|---|---|---|
 | t | `t` | 0.1 | the authors' federated example; FedGCR's code: 0.01 |
-| p_i | n_i / sum n | | 1 / N per sample in the paper: the same when its groups are the clients' samples |
+| p_i | n_i / sum n | | paper: 1 / N per sample, the same for clients as groups |
 
-Differs from the paper: (2) weighs the models reached after local training, not single gradients; F_i is taken at the
-received model.
-Differs from the authors' federated code: there p_i = 1 / |S|, and the normaliser is a decaying mean over rounds (half
-old, half new) of exponentials shifted by each round's own largest loss, so the weights need not sum to 1. Here they do.
-`training_loss=True` is FedGCR's code: F_i is the running mean of the loss during local training. At its t = 0.01 the
+Differs from the paper: (2) weighs the models reached after local training, not single gradients;
+F_i is taken at the received model. Differs from the authors' federated code: there p_i = 1 / |S|,
+and the normaliser is a decaying mean over rounds (half old, half new) of exponentials shifted by
+each round's own largest loss, so the weights need not sum to 1. Here they do. `training_loss=True`
+is FedGCR's code: F_i is the running mean of the loss during local training. At its t = 0.01 the
 weights are those of FedAvg to about one per cent.
 """
 
@@ -45,7 +46,9 @@ class Tilt(BySize):
         found = [r.loss if self.needs_loss else r.train_loss for r in reports]
         F, log_n = torch.tensor(found, dtype=torch.float64), super().__call__(state, reports)[0]
         assert isinstance(log_n, Tensor)
-        return log_n + self.t * F, {"log": {"tilted_loss": tilted(F, log_n.log_softmax(0), self.t)}}  # (2)
+        return log_n + self.t * F, {
+            "log": {"tilted_loss": tilted(F, log_n.log_softmax(0), self.t)}
+        }  # (2)
 
 
 @dataclass(frozen=True)
@@ -55,4 +58,6 @@ class TiltTraining(Tilt):
 
 def term(t: float = 0.1, training_loss: bool = False, **options: Any) -> Method:
     """TERM with tilt `t`; `training_loss` as FedGCR's code has it; `options` are FedAvg's."""
-    return fedavg(**options).replace(name="term", weigh=TiltTraining(t) if training_loss else Tilt(t))
+    return fedavg(**options).replace(
+        name="term", weigh=TiltTraining(t) if training_loss else Tilt(t)
+    )

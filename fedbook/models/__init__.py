@@ -1,9 +1,10 @@
-"""Networks by name: `build("cnn", federation)`. Small ones from scratch, and prompts on frozen, pretrained ViTs.
+"""Networks by name: `build("cnn", federation)`. Small ones from scratch, and prompts on frozen,
+pretrained ViTs.
 
-A model offers `embed(x, **extra) -> z`, a module `head`, and `forward(x, **extra) = head(embed(x, **extra))`.
-Parameters with `requires_grad=False` are never trained, sent or averaged. A model may offer `precompute(federation)`:
-tensors with one row per sample that depend on no trained parameter; the loop computes them once and passes their rows
-as `extra`.
+A model offers `embed(x, **extra) -> z`, a module `head`, and `forward(x, **extra) = head(embed(x,
+**extra))`. Parameters with `requires_grad=False` are never trained, sent or averaged. A model may
+offer `precompute(federation)`: tensors with one row per sample that depend on no trained parameter;
+the loop computes them once and passes their rows as `extra`.
 """
 
 from __future__ import annotations
@@ -33,18 +34,23 @@ def names() -> list[str]:
 
 
 def build(name: str, federation: Federation, seed: int = 0, **options: Any) -> nn.Module:
-    """A model for this federation's inputs and classes; the same seed gives the same initial weights."""
+    """A model for this federation's inputs and classes; the same seed gives the same initial
+    weights.
+    """
     known = builders()
     if name not in known:
         near = difflib.get_close_matches(name, known, 1)
         raise FedbookError(
-            f"unknown model {name!r}", f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
+            f"unknown model {name!r}",
+            f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}",
         )
     builder = known[name]
     allowed = set(inspect.signature(builder).parameters) - {"federation", "seed"}
     if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(builder).parameters.values()):
         if wrong := set(options) - allowed:
-            raise FedbookError(f"model {name!r} has no option {sorted(wrong)}", f"it takes {sorted(allowed)}")
+            raise FedbookError(
+                f"model {name!r} has no option {sorted(wrong)}", f"it takes {sorted(allowed)}"
+            )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return builder(federation, **options)

@@ -1,13 +1,16 @@
-"""Frozen, pretrained vision transformers: the bundled one for 32 px images, any of timm's, or a local checkpoint.
+"""Frozen, pretrained vision transformers: the bundled one for 32 px images, any of timm's, or a
+local checkpoint.
 
     backbone()                                        # bundled, 32 px, loads without network
     backbone("vit_base_patch16_224.augreg_in21k")     # from the hub
     backbone("vit_base_patch16_224.augreg_in21k", checkpoint="model.safetensors")
     backbone("runs/vit/vit_bundled.safetensors")      # written by `fedbook pretrain vit`
-    backbone("folder")                                # config.json and model.safetensors, as the hub stores them
+    backbone("folder")                                # config.json and model.safetensors, as the
+                                        hub stores them
 
-All come back as plain timm VisionTransformers without classifier, in eval mode, with no trainable parameter, and with
-`norm_mean`, `norm_std` and `input_size` set: what images must look like before they go in.
+All come back as plain timm VisionTransformers without classifier, in eval mode, with no trainable
+parameter, and with `norm_mean`, `norm_std` and `input_size` set: what images must look like before
+they go in.
 """
 
 from __future__ import annotations
@@ -34,17 +37,22 @@ def backbone(
     seed: int = 0,
     **options: Any,
 ) -> Any:
-    """A frozen timm VisionTransformer; `pretrained=False` gives the same network at its seeded random initialisation.
+    """A frozen timm VisionTransformer; `pretrained=False` gives the same network at its seeded
+    random initialisation.
 
-    `checkpoint` is a local file (.safetensors, .pth, .bin or timm's .npz) to read instead of asking the hub;
-    `options` go to timm (img_size=64, ...).
+    `checkpoint` is a local file (.safetensors, .pth, .bin or timm's .npz) to read instead of asking
+    the hub; `options` go to timm (img_size=64, ...).
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if name == "bundled" or name.endswith(".safetensors"):
-            model = _from_header(BUNDLED if name == "bundled" else Path(name), pretrained, **options)
+            model = _from_header(
+                BUNDLED if name == "bundled" else Path(name), pretrained, **options
+            )
         else:
-            model = _from_timm(name, pretrained, None if checkpoint is None else Path(checkpoint), **options)
+            model = _from_timm(
+                name, pretrained, None if checkpoint is None else Path(checkpoint), **options
+            )
     config = model.pretrained_cfg
     model.norm_mean, model.norm_std = tuple(config["mean"]), tuple(config["std"])
     model.input_size = (3, *model.patch_embed.img_size)
@@ -52,16 +60,22 @@ def backbone(
 
 
 def weights_fingerprint(module: nn.Module) -> str:
-    """A short hash of every parameter and buffer, by name and value: the key of what may be cached for this module."""
+    """A short hash of every parameter and buffer, by name and value: the key of what may be cached
+    for this module.
+    """
     digest = hashlib.sha256()
     for key, value in sorted(module.state_dict().items()):
         digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(
+            value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        )
     return digest.hexdigest()[:16]
 
 
 def _from_header(path: Path, pretrained: bool, **options: Any) -> Any:
-    """A file of `fedbook pretrain vit`: architecture in the header, tensors perhaps in half precision."""
+    """A file of `fedbook pretrain vit`: architecture in the header, tensors perhaps in half
+    precision.
+    """
     from safetensors import safe_open
     from timm.models.vision_transformer import VisionTransformer
 
@@ -74,11 +88,18 @@ def _from_header(path: Path, pretrained: bool, **options: Any) -> Any:
                 f"{path} does not say which network it belongs to",
                 'name the network: backbone("vit_tiny_patch16_224", checkpoint=...)',
             )
-        model: Any = VisionTransformer(**{"img_size": 32, "num_classes": 0, **json.loads(header["arch"]), **options})
+        model: Any = VisionTransformer(
+            **{"img_size": 32, "num_classes": 0, **json.loads(header["arch"]), **options}
+        )
         if pretrained:
             model.load_state_dict({key: file.get_tensor(key).float() for key in file.keys()})
     half = (0.5, 0.5, 0.5)
-    model.pretrained_cfg = {"architecture": path.stem, "mean": half, "std": half, "input_size": (3, 32, 32)}
+    model.pretrained_cfg = {
+        "architecture": path.stem,
+        "mean": half,
+        "std": half,
+        "input_size": (3, 32, 32),
+    }
     return model
 
 
@@ -89,7 +110,10 @@ def _from_timm(name: str, pretrained: bool, checkpoint: Path | None, **options: 
     local = Path(name).is_dir()
     name = f"local-dir:{name}" if local else name
     if not local and not timm.is_model(name):
-        raise FedbookError(f"unknown backbone {name!r}", 'expected "bundled", a timm ViT, or a local file or folder')
+        raise FedbookError(
+            f"unknown backbone {name!r}",
+            'expected "bundled", a timm ViT, or a local file or folder',
+        )
     options = {"num_classes": 0, **options}
     if checkpoint is not None or not pretrained:
         model = timm.create_model(name, pretrained=False, **options)
@@ -100,32 +124,47 @@ def _from_timm(name: str, pretrained: bool, checkpoint: Path | None, **options: 
         except (OSError, RuntimeError, LookupError, ValueError) as error:
             raise FedbookError(*_by_hand(name, error)) from error
     if not isinstance(model, VisionTransformer):
-        raise FedbookError(f"{name!r} is a {type(model).__name__}", "prompts need a timm VisionTransformer")
+        raise FedbookError(
+            f"{name!r} is a {type(model).__name__}", "prompts need a timm VisionTransformer"
+        )
     if pretrained and checkpoint is not None:
         _read(model, checkpoint)
     return model
 
 
 def _read(model: Any, path: Path) -> None:
-    """Load a timm checkpoint into `model`, without its classifier, and refuse one that leaves gaps."""
+    """Load a timm checkpoint into `model`, without its classifier, and refuse one that leaves
+    gaps.
+    """
     from timm.models import load_state_dict
     from timm.models.vision_transformer import checkpoint_filter_fn
 
     if not path.is_file():
-        raise FedbookError(f"no checkpoint at {path}", "give the path of a .safetensors, .pth, .bin or .npz file")
+        raise FedbookError(
+            f"no checkpoint at {path}", "give the path of a .safetensors, .pth, .bin or .npz file"
+        )
     if path.suffix == ".npz":
         model.load_pretrained(str(path))
         return
     try:
         state = checkpoint_filter_fn(load_state_dict(str(path)), model)
-        state = {key: value for key, value in state.items() if not key.startswith(("head.", "head_dist."))}
+        state = {
+            key: value
+            for key, value in state.items()
+            if not key.startswith(("head.", "head_dist."))
+        }
         result = model.load_state_dict(state, strict=False)
     except (RuntimeError, KeyError, ValueError) as error:
         first = str(error).splitlines()[-1].strip()
-        raise FedbookError(f"{path} does not fit the network: {first}", "name the network it was made for") from error
+        raise FedbookError(
+            f"{path} does not fit the network: {first}", "name the network it was made for"
+        ) from error
     if result.missing_keys:
         missing = ", ".join(result.missing_keys[:3])
-        raise FedbookError(f"{path} lacks {len(result.missing_keys)} tensors ({missing}...)", "another network's file?")
+        raise FedbookError(
+            f"{path} lacks {len(result.missing_keys)} tensors ({missing}...)",
+            "another network's file?",
+        )
 
 
 def _hub_file(name: str) -> tuple[str, str] | None:
@@ -139,7 +178,9 @@ def _hub_file(name: str) -> tuple[str, str] | None:
 
 
 def _ask_hub_once(name: str) -> None:
-    """Fail at once when the weights are neither cached nor reachable: the hub's client would retry for a minute."""
+    """Fail at once when the weights are neither cached nor reachable: the hub's client would retry
+    for a minute.
+    """
     import socket
     import urllib.parse
     import urllib.request
@@ -149,7 +190,10 @@ def _ask_hub_once(name: str) -> None:
     wanted = _hub_file(name)
     if wanted is None or urllib.request.getproxies():
         return
-    if any(isinstance(try_to_load_from_cache(wanted[0], f), str) for f in (wanted[1], "pytorch_model.bin")):
+    if any(
+        isinstance(try_to_load_from_cache(wanted[0], f), str)
+        for f in (wanted[1], "pytorch_model.bin")
+    ):
         return
     host = urllib.parse.urlparse(constants.ENDPOINT)
     with socket.create_connection((host.hostname, host.port or 443), timeout=5):
@@ -164,7 +208,9 @@ def _by_hand(name: str, error: BaseException) -> tuple[str, str]:
     repo, file = wanted
     return (
         f"no network: {name!r} needs the hub file {file} of {repo} (https://huggingface.co/{repo}/resolve/main/{file})",
-        f"fetch it elsewhere, then either backbone({name!r}, checkpoint='path/to/{file}') or fill the hub's cache: "
-        f"$HF_HOME/hub/models--{repo.replace('/', '--')}/refs/main holding a revision such as `main`, "
+        f"fetch it elsewhere, then either backbone({name!r}, checkpoint='path/to/{file}') or "
+        "fill the hub's cache: "
+        f"$HF_HOME/hub/models--{repo.replace('/', '--')}/refs/main holding a revision such as "
+        "`main`, "
         f"and the file at .../snapshots/<that revision>/{file}",
     )

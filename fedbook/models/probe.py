@@ -1,6 +1,8 @@
-"""What a frozen backbone is worth: linear probes on eight sets, against random initialisation and raw pixels.
+"""What a frozen backbone is worth: linear probes on eight sets, against random initialisation and
+raw pixels.
 
-`fedbook pretrain probe` prints the table. Choices between networks use `on="validation"`, which never sees test images.
+`fedbook pretrain probe` prints the table. Choices between networks use `on="validation"`, which
+never sees test images.
 """
 
 from __future__ import annotations
@@ -17,11 +19,16 @@ if TYPE_CHECKING:
 PROBES = ("cifar10", "cifar100-late", "pacs", "emoji7", "mnist", "usps", "mnist_m", "fashion_mnist")
 
 
-def _probe_set(name: str, train: int, test: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _probe_set(
+    name: str, train: int, test: int, seed: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from fedbook import data
 
     dataset = data.load(name.removesuffix("-late"), size=32)
-    rng, wanted = torch.Generator().manual_seed(seed), dataset.y >= (50 if name.endswith("-late") else 0)
+    rng, wanted = (
+        torch.Generator().manual_seed(seed),
+        dataset.y >= (50 if name.endswith("-late") else 0),
+    )
     parts: list[Tensor] = []
     for split, most in ((0, train), (1, test)):
         index = ((dataset.split == split) & wanted).nonzero()[:, 0]
@@ -37,10 +44,14 @@ def features(model: Any, x: Tensor, batch_size: int = 500) -> Tensor:
     return torch.cat([model((part.float() / 255 - mean) / std) for part in x.split(batch_size)])
 
 
-def linear_probe(train: Tensor, y: Tensor, test: Tensor | None = None, y_test: Tensor | None = None) -> float:
-    """Accuracy of a logistic regression on standardised features; C is chosen on a quarter of the training rows.
+def linear_probe(
+    train: Tensor, y: Tensor, test: Tensor | None = None, y_test: Tensor | None = None
+) -> float:
+    """Accuracy of a logistic regression on standardised features; C is chosen on a quarter of the
+    training rows.
 
-    Without a test set the answer is the accuracy on that quarter: this is what choices between networks go by.
+    Without a test set the answer is the accuracy on that quarter: this is what choices between
+    networks go by.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -51,7 +62,10 @@ def linear_probe(train: Tensor, y: Tensor, test: Tensor | None = None, y_test: T
         return make_pipeline(StandardScaler(), regression).fit(train[rows].numpy(), y[rows].numpy())
 
     cut = len(train) * 3 // 4
-    inner = {c: fit(c, slice(cut)).score(train[cut:].numpy(), y[cut:].numpy()) for c in (1e-3, 1e-2, 1e-1)}
+    inner = {
+        c: fit(c, slice(cut)).score(train[cut:].numpy(), y[cut:].numpy())
+        for c in (1e-3, 1e-2, 1e-1)
+    }
     best = max(inner, key=lambda c: inner[c])
     if test is None or y_test is None:
         return float(inner[best])
@@ -67,24 +81,33 @@ def probe_table(
     test: int = 2000,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Linear probe accuracy per set of raw pixels, the network at random initialisation, and the pretrained one.
+    """Linear probe accuracy per set of raw pixels, the network at random initialisation, and the
+    pretrained one.
 
-    `on="validation"` holds out a quarter of the training images instead of touching the test images.
+    `on="validation"` holds out a quarter of the training images instead of touching the test
+    images.
     """
     import pandas as pd
 
     from fedbook.models.backbones import backbone as build
 
-    nets = {kind: build(backbone, pretrained=kind == "pretrained") for kind in kinds if kind != "pixels"}
+    nets = {
+        kind: build(backbone, pretrained=kind == "pretrained") for kind in kinds if kind != "pixels"
+    }
     rows = []
     for name in sets:
         x, y, x_test, y_test = _probe_set(name, train, test, seed)
         row: dict[str, Any] = {"set": name, "train": len(x), "test": len(x_test)}
         for kind in kinds:
-            z, z_test = (features(nets[kind], v) if kind in nets else v.flatten(1).float() for v in (x, x_test))
+            z, z_test = (
+                features(nets[kind], v) if kind in nets else v.flatten(1).float()
+                for v in (x, x_test)
+            )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                row[kind] = linear_probe(z, y, z_test, y_test) if on == "test" else linear_probe(z, y)
+                row[kind] = (
+                    linear_probe(z, y, z_test, y_test) if on == "test" else linear_probe(z, y)
+                )
         rows.append(row)
     table = pd.DataFrame(rows).set_index("set")
     if {"random", "pretrained"} <= set(kinds):

@@ -1,18 +1,22 @@
 """A frozen ViT that learns through extra tokens: one prompted ViT, three ways to make the tokens.
 
-A ViT reads a row of tokens, [cls, patches]; a prompt is one more token, learned, put into that row before some layer.
-Attention has no notion of order beyond the position code the patches carry, so prompts are simply appended.
+A ViT reads a row of tokens, [cls, patches]; a prompt is one more token, learned, put into that row
+before some layer. Attention has no notion of order beyond the position code the patches carry, so
+prompts are simply appended.
 
     PromptedViT   the same prompts for every image: VPT-shallow, VPT-deep, or none (linear probing)
-    FedGC         every prompt is shifted by h, which a small network derives from the image          (FedGCR)
-    FGPT          shared prompts, plus one chosen per image from a set of group prompts at layer u    (FGPT, FGPT-U)
+    FedGC         every prompt is shifted by h, which a small network derives from the image
+                   (FedGCR)
+    FGPT          shared prompts, plus one chosen per image from a set of group prompts at layer u
+                   (FGPT, FGPT-U)
 
-Only prompts, GC-Net and head are trained; layers count from 1 as in the papers. The blocks are timm's own.
-What depends on no trained parameter, e(x) = the CLS feature of the un-prompted encoder, can be handed over as `cls`
-(`precompute` makes it, once per image); without it the model computes it itself. A gradient with respect to the image
-needs the call without extras.
+Only prompts, GC-Net and head are trained; layers count from 1 as in the papers. The blocks are
+timm's own. What depends on no trained parameter, e(x) = the CLS feature of the un-prompted encoder,
+can be handed over as `cls` (`precompute` makes it, once per image); without it the model computes
+it itself. A gradient with respect to the image needs the call without extras.
 
-Jia et al., Visual Prompt Tuning, ECCV 2022. Cheng et al., FedGCR, AAAI 2024. Deng et al., FGPT, arXiv:2310.18285v1.
+Jia et al., Visual Prompt Tuning, ECCV 2022. Cheng et al., FedGCR, AAAI 2024. Deng et al., FGPT,
+arXiv:2310.18285v1.
 """
 
 from __future__ import annotations
@@ -44,7 +48,9 @@ class Head(nn.Linear):
 
 
 class Rescale(nn.Module):
-    """Images normalised by one mean and deviation, as a network that was trained with another expects them."""
+    """Images normalised by one mean and deviation, as a network that was trained with another
+    expects them.
+    """
 
     def __init__(self, given: Moments, wanted: Moments) -> None:
         super().__init__()
@@ -61,10 +67,11 @@ class Rescale(nn.Module):
 class PromptedViT(nn.Module):
     """A frozen timm VisionTransformer with `prompts={layer: how many}` and a linear head.
 
-    replace=False: prompts stay in the row to the end; True: those entering at a layer replace those before (VPT-deep).
-    std=None draws prompts as VPT does, U(-v, v) with v^2 = 6 / (3 patch^2 + d); a number draws N(0, std^2).
-    rescale brings images to the normalisation the backbone was trained with; None: they come that way.
-    keep_tokens=True lets `precompute` keep the embedded patches too, if they fit the cache's memory.
+    replace=False: prompts stay in the row to the end; True: those entering at a layer replace those
+    before (VPT-deep). std=None draws prompts as VPT does, U(-v, v) with v^2 = 6 / (3 patch^2 + d);
+    a number draws N(0, std^2). rescale brings images to the normalisation the backbone was trained
+    with; None: they come that way. keep_tokens=True lets `precompute` keep the embedded patches
+    too, if they fit the cache's memory.
     """
 
     backbone: Any
@@ -86,15 +93,20 @@ class PromptedViT(nn.Module):
         super().__init__()
         if not isinstance(backbone, VisionTransformer):
             raise FedbookError(
-                f"prompts need a plain timm VisionTransformer, got {type(backbone).__name__}", "try backbone='bundled'"
+                f"prompts need a plain timm VisionTransformer, got {type(backbone).__name__}",
+                "try backbone='bundled'",
             )
         self.backbone = backbone.requires_grad_(False).eval()
         self.depth, self.width = len(backbone.blocks), backbone.embed_dim
         self.replace, self.std, self.keep_tokens = replace, std, keep_tokens
         counts = {self._layer(layer): n for layer, n in (prompts or {}).items() if n != 0}
         if any(n < 0 for n in counts.values()):
-            raise FedbookError(f"a layer gets 0 or more prompts, got {dict(prompts or {})}", "use 0 for none")
-        self.prompts = nn.ParameterDict({str(layer): self._new(counts[layer], self.width) for layer in counts})
+            raise FedbookError(
+                f"a layer gets 0 or more prompts, got {dict(prompts or {})}", "use 0 for none"
+            )
+        self.prompts = nn.ParameterDict(
+            {str(layer): self._new(counts[layer], self.width) for layer in counts}
+        )
         self.head = Head(self.width, num_classes, dropout)
         self.rescale = rescale or nn.Identity()
         self._image_tokens = backbone.patch_embed.num_patches + backbone.num_prefix_tokens
@@ -103,7 +115,9 @@ class PromptedViT(nn.Module):
 
     def _layer(self, layer: int) -> int:
         if not 1 <= layer <= self.depth:
-            raise FedbookError(f"no layer {layer} in a ViT of {self.depth}", f"layers count from 1 to {self.depth}")
+            raise FedbookError(
+                f"no layer {layer} in a ViT of {self.depth}", f"layers count from 1 to {self.depth}"
+            )
         return layer
 
     def _new(self, *shape: int) -> nn.Parameter:
@@ -117,7 +131,7 @@ class PromptedViT(nn.Module):
         self.backbone.eval()
         return self
 
-    # -- the encoder, in pieces --------------------------------------------------------------------------------------
+    # -- the encoder, in pieces --------------------------------------------------------------------
     def tokens(self, x: Tensor) -> Tensor:
         """[cls_0, E_0]: class token and embedded patches, with their position codes."""
         b = self.backbone
@@ -138,7 +152,9 @@ class PromptedViT(nn.Module):
         b, n = self.backbone, self._read
         t = self.run(t, first, self.depth - 1)
         last = b.blocks[-1]
-        if self._plain:  # the last layer's residual and MLP are only needed for the tokens that are read
+        if (
+            self._plain
+        ):  # the last layer's residual and MLP are only needed for the tokens that are read
             t = t[:, :n] + last.drop_path1(last.ls1(last.attn(last.norm1(t))[:, :n]))
             t = t + last.drop_path2(last.ls2(last.mlp(last.norm2(t))))
         else:
@@ -150,7 +166,7 @@ class PromptedViT(nn.Module):
         """e(x), h_theta(x) in FGPT: the encoder without prompts and without gradient."""
         return self.finish(self.tokens(x) if tokens is None else tokens)
 
-    # -- the model ---------------------------------------------------------------------------------------------------
+    # -- the model ---------------------------------------------------------------------------------
     def embed(self, x: Tensor, cls: Tensor | None = None, tokens: Tensor | None = None) -> Tensor:
         """z(x) [B, d]."""
         if not self.prompts and cls is not None:
@@ -158,7 +174,9 @@ class PromptedViT(nn.Module):
         t, at = self.tokens(x) if tokens is None else tokens, 1
         for layer in sorted(map(int, self.prompts)):
             t = self.run(t, at, layer - 1)
-            t = self.insert(t[:, : self._image_tokens] if self.replace else t, self.prompts[str(layer)])
+            t = self.insert(
+                t[:, : self._image_tokens] if self.replace else t, self.prompts[str(layer)]
+            )
             at = layer
         return self.finish(t, at)
 
@@ -171,7 +189,10 @@ class PromptedViT(nn.Module):
         if self.needs_cls:
             kept["cls"] = cache.per_image("cls", federation, frozen, self.frozen_cls)
         element = next(self.backbone.parameters()).element_size()
-        if self.keep_tokens and len(federation.x) * self._image_tokens * self.width * element <= cache.CACHE.memory:
+        if (
+            self.keep_tokens
+            and len(federation.x) * self._image_tokens * self.width * element <= cache.CACHE.memory
+        ):
             kept["tokens"] = cache.per_image("tokens", federation, frozen, self.tokens)
         return kept
 
@@ -181,11 +202,12 @@ class PromptedViT(nn.Module):
 
 
 class FedGC(PromptedViT):
-    """Global prompts p in R^{n x d}, each shifted by the image's own h(x) = GC-Net(e(x)) (FedGCR, section 3.1).
+    """Global prompts p in R^{n x d}, each shifted by the image's own h(x) = GC-Net(e(x)) (FedGCR,
+    section 3.1).
 
-    For the losses on h and z: `h = model.h(x, **extra); z = model.embed(x, h=h)`.
-    tiled=True mixes the batch in training as the authors' code does: prompt k of image b is shifted by the h of image
-    (n b + k) mod B instead of its own.
+    For the losses on h and z: `h = model.h(x, **extra); z = model.embed(x, h=h)`. tiled=True mixes
+    the batch in training as the authors' code does: prompt k of image b is shifted by the h of
+    image (n b + k) mod B instead of its own.
     """
 
     needs_cls = True
@@ -201,7 +223,10 @@ class FedGC(PromptedViT):
         **options: Any,
     ) -> None:
         if prompts < 1:
-            raise FedbookError(f"FedGC adds h to its prompts and needs at least one, got {prompts}", "use prompts=4")
+            raise FedbookError(
+                f"FedGC adds h to its prompts and needs at least one, got {prompts}",
+                "use prompts=4",
+            )
         super().__init__(backbone, num_classes, {1: prompts}, **{"std": 0.02, **options})
         d, hidden, self.tiled = self.width, width or 4 * self.width, tiled
         self.gc_net = nn.Sequential(nn.Linear(d, hidden), nn.ReLU(), nn.Linear(hidden, d))
@@ -211,23 +236,38 @@ class FedGC(PromptedViT):
         return self.gc_net(self.frozen_cls(x, tokens) if cls is None else cls)
 
     def embed(
-        self, x: Tensor, cls: Tensor | None = None, tokens: Tensor | None = None, h: Tensor | None = None
+        self,
+        x: Tensor,
+        cls: Tensor | None = None,
+        tokens: Tensor | None = None,
+        h: Tensor | None = None,
     ) -> Tensor:
         t = self.tokens(x) if tokens is None else tokens
         h, p = self.h(x, cls, t) if h is None else h, self.prompts["1"]
-        shift = h.repeat(len(p), 1).view(len(h), *p.shape) if self.tiled and self.training else h[:, None]
+        shift = (
+            h.repeat(len(p), 1).view(len(h), *p.shape)
+            if self.tiled and self.training
+            else h[:, None]
+        )
         return self.finish(self.insert(t, p + shift))  # stage 2, [x | p + h] (Alg. 1 line 6)
 
 
 class Selector(nn.Module):
-    """A lighter frozen network whose pooled features take the place of h_theta(x) (FGPT, appendix D.3).
+    """A lighter frozen network whose pooled features take the place of h_theta(x) (FGPT, appendix
+    D.3).
 
     `network` maps images of `size` pixels (None: as they come) to `num_features` numbers each.
     """
 
-    def __init__(self, network: Any, size: int | None = None, rescale: nn.Module | None = None) -> None:
+    def __init__(
+        self, network: Any, size: int | None = None, rescale: nn.Module | None = None
+    ) -> None:
         super().__init__()
-        self.network, self.width, self.size = network.requires_grad_(False).eval(), network.num_features, size
+        self.network, self.width, self.size = (
+            network.requires_grad_(False).eval(),
+            network.num_features,
+            size,
+        )
         self.rescale = rescale or nn.Identity()
 
     def train(self, mode: bool = True) -> Selector:
@@ -237,21 +277,25 @@ class Selector(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.rescale(x)
         if self.size is not None and x.shape[-1] != self.size:
-            x = F.interpolate(x, size=(self.size, self.size), mode="bicubic", align_corners=False, antialias=True)
+            x = F.interpolate(
+                x, size=(self.size, self.size), mode="bicubic", align_corners=False, antialias=True
+            )
         return self.network(x)
 
 
 class FGPT(PromptedViT):
-    """Shared prompts P_S at layer 1 and one group prompt p_g at layer u, g chosen per image by fixed keys (FGPT).
+    """Shared prompts P_S at layer 1 and one group prompt p_g at layer u, g chosen per image by
+    fixed keys (FGPT).
 
-    layer=None puts u in the middle (6 of 12, 2 of 4). top_k > 1 is FGPT-U: when not training, the logits of the
-    top_k nearest groups are averaged; layers below u run once. The head is affine, so its mean output is its output
-    at the mean feature, which is what `embed` returns.
-    keys: "orthogonal" (QR of a Gaussian, seeded by `key_seed` if given), "random" (that Gaussian), or a [G, d] tensor;
-    learn_keys trains them (the selection itself has no gradient). centre is subtracted from the query, relu clips it.
-    The query is the un-prompted CLS feature (Eq. 5); prompted_query has the shared prompts in place (Fig. 1b), so it
-    changes as they are trained and cannot be kept; selector takes it from a lighter network.
-    Group prompts are separate parameters: one no image of a client selects keeps grad None, so it does not move.
+    layer=None puts u in the middle (6 of 12, 2 of 4). top_k > 1 is FGPT-U: when not training, the
+    logits of the top_k nearest groups are averaged; layers below u run once. The head is affine, so
+    its mean output is its output at the mean feature, which is what `embed` returns. keys:
+    "orthogonal" (QR of a Gaussian, seeded by `key_seed` if given), "random" (that Gaussian), or a
+    [G, d] tensor; learn_keys trains them (the selection itself has no gradient). centre is
+    subtracted from the query, relu clips it. The query is the un-prompted CLS feature (Eq. 5);
+    prompted_query has the shared prompts in place (Fig. 1b), so it changes as they are trained and
+    cannot be kept; selector takes it from a lighter network. Group prompts are separate parameters:
+    one no image of a client selects keeps grad None, so it does not move.
     """
 
     only_choose = ("cls",)  # extras that decide which prompt is used and carry no gradient
@@ -276,25 +320,40 @@ class FGPT(PromptedViT):
     ) -> None:
         super().__init__(backbone, num_classes, {1: prompts}, **options)
         if prompted_query and selector is not None:
-            raise FedbookError("the query comes from the prompted encoder or from a selector", "choose one")
+            raise FedbookError(
+                "the query comes from the prompted encoder or from a selector", "choose one"
+            )
         if not 1 <= top_k <= groups:
-            raise FedbookError(f"top_k must lie in 1..{groups} groups, got {top_k}", "FGPT uses 1, FGPT-U 5")
+            raise FedbookError(
+                f"top_k must lie in 1..{groups} groups, got {top_k}", "FGPT uses 1, FGPT-U 5"
+            )
         self.layer = middle(self.depth) if layer is None else self._layer(layer)
-        self.top_k, self.relu, self.prompted_query, self.selector = top_k, relu, prompted_query, selector
+        self.top_k, self.relu, self.prompted_query, self.selector = (
+            top_k,
+            relu,
+            prompted_query,
+            selector,
+        )
         self.groups = nn.ParameterList(self._new(self.width) for _ in range(groups))
         d = self.width if selector is None else selector.width
         b = make_keys(groups, d, keys, key_seed) if isinstance(keys, str) else keys
         if b.shape != (groups, d):
-            raise FedbookError(f"keys must be {groups} x {d}, got {tuple(b.shape)}", "one key per group")
+            raise FedbookError(
+                f"keys must be {groups} x {d}, got {tuple(b.shape)}", "one key per group"
+            )
         self.keys = nn.Parameter(b.clone(), requires_grad=learn_keys)
-        self.centre = nn.Parameter(torch.zeros(d) if centre is None else centre, requires_grad=False)
+        self.centre = nn.Parameter(
+            torch.zeros(d) if centre is None else centre, requires_grad=False
+        )
 
     @classmethod
     def of(cls, model: nn.Module) -> FGPT:
         """The model, if it is one with group prompts."""
         if not isinstance(model, cls):
             hint = 'use models.build("fgpt", federation)'
-            raise FedbookError(f"a model with group prompts was expected, got {type(model).__name__}", hint)
+            raise FedbookError(
+                f"a model with group prompts was expected, got {type(model).__name__}", hint
+            )
         return model
 
     @property
@@ -323,11 +382,16 @@ class FGPT(PromptedViT):
     def similarity(self, query: Tensor) -> Tensor:
         """cos(h_theta(x), b_g) [B, G]; the query without gradient, the keys with theirs."""
         query = query.detach() - self.centre
-        return F.normalize(F.relu(query) if self.relu else query, dim=1) @ F.normalize(self.keys, dim=1).T
+        return (
+            F.normalize(F.relu(query) if self.relu else query, dim=1)
+            @ F.normalize(self.keys, dim=1).T
+        )
 
     @torch.no_grad()
     def select(self, query: Tensor, k: int = 1) -> Tensor:
-        """The k nearest groups [B, k], nearest first, ties to the lower number: Select(x) of Eq. 5 is column 0."""
+        """The k nearest groups [B, k], nearest first, ties to the lower number: Select(x) of Eq. 5
+        is column 0.
+        """
         return self.similarity(query).argsort(dim=1, descending=True, stable=True)[:, :k]
 
     def group_prompts(self, g: Tensor) -> Tensor:
@@ -354,22 +418,30 @@ def middle(depth: int) -> int:
 
 
 def make_keys(groups: int, d: int, kind: str = "orthogonal", seed: int | None = None) -> Tensor:
-    """Keys B [G, d]: mutually orthogonal unit vectors, or the random Gaussian ones they are made from."""
+    """Keys B [G, d]: mutually orthogonal unit vectors, or the random Gaussian ones they are made
+    from.
+    """
     if kind not in ("orthogonal", "random"):
-        raise FedbookError(f"keys are 'orthogonal', 'random' or a tensor, got {kind!r}", "FGPT uses 'orthogonal'")
+        raise FedbookError(
+            f"keys are 'orthogonal', 'random' or a tensor, got {kind!r}", "FGPT uses 'orthogonal'"
+        )
     rng = None if seed is None else torch.Generator().manual_seed(seed)
     gauss = torch.randn(d, groups, generator=rng, dtype=torch.float64)
     if kind == "random":
         return gauss.T.float().contiguous()
     if groups > d:
-        raise FedbookError(f"{groups} orthogonal keys do not fit in {d} dimensions", f"use at most {d} groups")
+        raise FedbookError(
+            f"{groups} orthogonal keys do not fit in {d} dimensions", f"use at most {d} groups"
+        )
     q, r = torch.linalg.qr(gauss)
     return (q * r.diagonal().sign()).T.float().contiguous()
 
 
-# -- by name; random draws follow torch's seed, which `fedbook.models.build` sets --------------------------------------
+# -- by name; random draws follow torch's seed, which `fedbook.models.build` sets ------------------
 def _start(federation: Federation | int, backbone: str | nn.Module) -> dict[str, Any]:
-    """What every model begins with: the backbone, the number of classes, and how images become what it expects."""
+    """What every model begins with: the backbone, the number of classes, and how images become what
+    it expects.
+    """
     frozen: Any = backbone
     if isinstance(backbone, str):
         from fedbook.models.backbones import backbone as load
@@ -380,7 +452,8 @@ def _start(federation: Federation | int, backbone: str | nn.Module) -> dict[str,
     want = (frozen.patch_embed.proj.in_channels, *frozen.patch_embed.img_size)
     if federation.input_shape != want:
         raise FedbookError(
-            f"the backbone reads images of shape {want}, the federation holds {federation.input_shape}",
+            f"the backbone reads images of shape {want}, the federation holds "
+            f"{federation.input_shape}",
             f"load the data with size={want[1]}, channels={want[0]}",
         )
     start = {"backbone": frozen, "num_classes": federation.num_classes}
@@ -390,15 +463,21 @@ def _start(federation: Federation | int, backbone: str | nn.Module) -> dict[str,
 
 
 def _rescale(federation: Federation | int, wanted: Moments) -> Rescale | None:
-    """From how a federation's images are normalised to how a network wants them; other samples come as they are."""
+    """From how a federation's images are normalised to how a network wants them; other samples come
+    as they are.
+    """
     if isinstance(federation, int) or federation.x.dtype != torch.uint8:
         return None
     channels = federation.input_shape[0]
-    return Rescale((federation.mean or (0.0,) * channels, federation.std or (1.0,) * channels), wanted)
+    return Rescale(
+        (federation.mean or (0.0,) * channels, federation.std or (1.0,) * channels), wanted
+    )
 
 
 def load_selector(federation: Federation | int, name: str = "light") -> Selector:
-    """EfficientNet-lite0 ("light", from pip), or a network of timm's from the hub, such as "resnet50.a1_in1k"."""
+    """EfficientNet-lite0 ("light", from pip), or a network of timm's from the hub, such as
+    "resnet50.a1_in1k".
+    """
     network: Any
     if name == "light":
         from fedbook.models.pretrain import TEACHER_PX, teacher
@@ -411,7 +490,9 @@ def load_selector(federation: Federation | int, name: str = "light") -> Selector
         from fedbook.models.backbones import _ask_hub_once, _by_hand
 
         if not timm.is_model(name):
-            raise FedbookError(f"unknown selector {name!r}", 'use "light" or the name of a timm network')
+            raise FedbookError(
+                f"unknown selector {name!r}", 'use "light" or the name of a timm network'
+            )
         try:
             _ask_hub_once(name)
             network = timm.create_model(name, pretrained=True, num_classes=0)
@@ -441,14 +522,18 @@ def vpt(
     dropout: float = 0.0,
     keep_tokens: bool = False,
 ) -> PromptedViT:
-    """VPT for a federation (or a number of classes); `extra` more prompts enter at `layer` (the middle unless told)."""
+    """VPT for a federation (or a number of classes); `extra` more prompts enter at `layer` (the
+    middle unless told).
+    """
     start = _start(federation, backbone)
     depth = len(start["backbone"].blocks)
     counts = dict.fromkeys(range(1, depth + 1) if deep else [1], prompts)
     if extra:
         u = middle(depth) if layer is None else layer
         counts[u] = counts.get(u, 0) + extra
-    return PromptedViT(**start, prompts=counts, replace=deep, dropout=dropout, keep_tokens=keep_tokens)
+    return PromptedViT(
+        **start, prompts=counts, replace=deep, dropout=dropout, keep_tokens=keep_tokens
+    )
 
 
 def vpt_deep(
@@ -473,7 +558,9 @@ def fedgc(
 ) -> FedGC:
     """FedGCR's model; `width` is GC-Net's hidden layer, 4d unless told."""
     start = _start(federation, backbone)
-    return FedGC(**start, prompts=prompts, width=width, tiled=tiled, dropout=dropout, keep_tokens=keep_tokens)
+    return FedGC(
+        **start, prompts=prompts, width=width, tiled=tiled, dropout=dropout, keep_tokens=keep_tokens
+    )
 
 
 def fgpt(
@@ -493,23 +580,37 @@ def fgpt(
     dropout: float = 0.0,
     keep_tokens: bool = False,
 ) -> FGPT:
-    """FGPT's model, FGPT-U with top_k=5; centre=True subtracts the mean query of the clients' training images, one
-    vector of d numbers (and a count) that each client would send once. selector: "light", or a timm network's name."""
+    """FGPT's model, FGPT-U with top_k=5; centre=True subtracts the mean query of the clients'
+    training images, one vector of d numbers (and a count) that each client would send once.
+    selector: "light", or a timm network's name."""
     start, mean = _start(federation, backbone), None
     light = load_selector(federation, selector) if isinstance(selector, str) else selector
     if centre:
         if isinstance(federation, int):
-            raise FedbookError("centring needs the clients' images, got a number of classes", "pass a federation")
+            raise FedbookError(
+                "centring needs the clients' images, got a number of classes", "pass a federation"
+            )
         if light is None:
             e = PromptedViT(**start).precompute(federation)["cls"]
         else:
             e = cache.per_image("selector", federation, light, light)
         mean = e[torch.cat([c.train for c in federation.clients])].mean(0)
     return FGPT(
-        **start, prompts=prompts, groups=groups, layer=layer, top_k=top_k, keys=keys, key_seed=key_seed,
-        learn_keys=learn_keys, relu=relu, centre=mean, prompted_query=prompted_query, selector=light,
-        dropout=dropout, keep_tokens=keep_tokens,
-    )  # fmt: skip
+        **start,
+        prompts=prompts,
+        groups=groups,
+        layer=layer,
+        top_k=top_k,
+        keys=keys,
+        key_seed=key_seed,
+        learn_keys=learn_keys,
+        relu=relu,
+        centre=mean,
+        prompted_query=prompted_query,
+        selector=light,
+        dropout=dropout,
+        keep_tokens=keep_tokens,
+    )
 
 
 BUILDERS: dict[str, Callable[..., nn.Module]] = {

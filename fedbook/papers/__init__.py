@@ -1,4 +1,5 @@
-"""Every table and figure of the four papers by id (`fedgcr/table1`, `client2vec/fig2`), and the papers' claims.
+"""Every table and figure of the four papers by id (`fedgcr/table1`, `client2vec/fig2`), and the
+papers' claims.
 
 specs()                  all of them, in the papers' order
 get("fedgcr/table1")     one: its printed rows, the runs behind it, paper against ours
@@ -32,9 +33,15 @@ def specs() -> dict[str, Spec]:
         for t in tables:
             if t["paper"].replace("grpfed", "grp_fed") == paper:
                 name = f"table{t['table']}"
-                rows, plot, count = read_rows(t["file"]), module.PLOTS.get(name), module.COUNTS.get(name)
+                rows, plot, count = (
+                    read_rows(t["file"]),
+                    module.PLOTS.get(name),
+                    module.COUNTS.get(name),
+                )
                 title = t["content"][0].upper() + t["content"][1:]
-                found[f"{paper}/{name}"] = Spec(f"{paper}/{name}", paper, "table", title, module, rows, plot, count)
+                found[f"{paper}/{name}"] = Spec(
+                    f"{paper}/{name}", paper, "table", title, module, rows, plot, count
+                )
         shown: dict[str, list[dict[str, str]]] = {}
         for f in figures:
             if f["paper"].replace("grpfed", "grp_fed") == paper:
@@ -44,7 +51,9 @@ def specs() -> dict[str, Spec]:
             figure = module.FIGURES.get(name)
             title = "; ".join(p["shows"][0].upper() + p["shows"][1:] for p in panels)
             rows, plot = (figure.rows, figure.plot) if figure else ((), None)
-            found[f"{paper}/{name}"] = Spec(f"{paper}/{name}", paper, kind, title, module, rows, plot)
+            found[f"{paper}/{name}"] = Spec(
+                f"{paper}/{name}", paper, kind, title, module, rows, plot
+            )
         for name, figure in module.FIGURES.items():
             if figure.title:
                 id = f"{paper}/{name}"
@@ -58,5 +67,7 @@ def get(id: str) -> Spec:
     if id not in known:
         near = difflib.get_close_matches(id, known, 1, 0.5)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise FedbookError(f"unknown table or figure {id!r}", f"{hint}`fedbook list` shows all {len(known)}")
+        raise FedbookError(
+            f"unknown table or figure {id!r}", f"{hint}`fedbook list` shows all {len(known)}"
+        )
     return known[id]

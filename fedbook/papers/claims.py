@@ -1,10 +1,11 @@
 """What the papers say, as functions over tidy numbers: held, failed or untested, with the margin.
 
-A claim is a generator of checks over a table of numbers (`spec.frame`): the printed ones, or ours at some scale. Each
-check compares two means over seeds; the claim holds if all its checks do, fails if one does, and is untested as long as
-some number is missing. The margin is that of the tightest check, in the unit of the table (negative: by how much the
-worst check fails), and it is `clear` when its size exceeds the pooled standard deviation of the two. Tolerances
-("similar", "about one point") are written in the claim.
+A claim is a generator of checks over a table of numbers (`spec.frame`): the printed ones, or ours
+at some scale. Each check compares two means over seeds; the claim holds if all its checks do, fails
+if one does, and is untested as long as some number is missing. The margin is that of the tightest
+check, in the unit of the table (negative: by how much the worst check fails), and it is `clear`
+when its size exceeds the pooled standard deviation of the two. Tolerances ("similar", "about one
+point") are written in the claim.
 """
 
 from __future__ import annotations
@@ -32,9 +33,13 @@ class Cell:
     std: float | None = None
     by_seed: dict[int, float] = field(default_factory=dict)
 
-    def combine(self, other: Cell, f: Callable[[float, float], float], std: Callable[[float, float], float]) -> Cell:
+    def combine(
+        self, other: Cell, f: Callable[[float, float], float], std: Callable[[float, float], float]
+    ) -> Cell:
         both = {s: f(v, other.by_seed[s]) for s, v in self.by_seed.items() if s in other.by_seed}
-        spread = std(self.std, other.std) if self.std is not None and other.std is not None else None
+        spread = (
+            std(self.std, other.std) if self.std is not None and other.std is not None else None
+        )
         return Cell(f(self.value, other.value), spread, both)
 
     def __sub__(self, other: Cell | float) -> Cell:
@@ -70,7 +75,9 @@ def above(label: str, a: Cell | float | None, b: Cell | float | None, equal: boo
         return Check(label, None)
     a, b = _cell(a), _cell(b)
     margin = a.value - b.value
-    pooled = math.sqrt((a.std**2 + b.std**2) / 2) if a.std is not None and b.std is not None else None
+    pooled = (
+        math.sqrt((a.std**2 + b.std**2) / 2) if a.std is not None and b.std is not None else None
+    )
     known = [x for x in (a, b) if x.by_seed]
     seeds = min((len(x.by_seed) for x in known), default=0)
     common = [s for s in range(64) if all(s in x.by_seed for x in known)] if known else []
@@ -81,7 +88,9 @@ def above(label: str, a: Cell | float | None, b: Cell | float | None, equal: boo
 
 
 def below(label: str, a: Cell | float | None, b: Cell | float | None, equal: bool = False) -> Check:
-    return above(label, None if a is None else _cell(a) * -1, None if b is None else _cell(b) * -1, equal)
+    return above(
+        label, None if a is None else _cell(a) * -1, None if b is None else _cell(b) * -1, equal
+    )
 
 
 def holds(label: str, ok: bool | None) -> Check:
@@ -90,13 +99,19 @@ def holds(label: str, ok: bool | None) -> Check:
 
 
 class Numbers:
-    """A tidy table of numbers with questions: cells by settings, and what the papers printed settings for."""
+    """A tidy table of numbers with questions: cells by settings, and what the papers printed
+    settings for.
+    """
 
     def __init__(self, paper: str, table: pd.DataFrame, scale: str) -> None:
         self.paper, self.table, self.scale = paper, table, scale
 
     def cell(
-        self, table: str | None, method: str | None = None, metric: str | None = None, **settings: Any
+        self,
+        table: str | None,
+        method: str | None = None,
+        metric: str | None = None,
+        **settings: Any,
     ) -> Cell | None:
         """The mean over seeds of the rows with these settings, None if there are none."""
         where = {"table": table, "method": method, "metric": metric, **settings}
@@ -109,7 +124,8 @@ class Numbers:
         if t.empty:
             return None
         by_seed: dict[Any, float] = {
-            s: float(v) for s, v in t.groupby(t["seed"].astype(int))["value"].mean().to_dict().items()
+            s: float(v)
+            for s, v in t.groupby(t["seed"].astype(int))["value"].mean().to_dict().items()
         }
         values = list(by_seed.values())
         printed = [float(s) for s in t["std"] if s is not None and not math.isnan(s)]
@@ -117,11 +133,16 @@ class Numbers:
         return Cell(fmean(values), std, by_seed)
 
     def rows(self, *tables: str, **where: Any) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
-        """(table, settings, methods in print) for every setting of the printed tables that fits `where`."""
+        """(table, settings, methods in print) for every setting of the printed tables that fits
+        `where`.
+        """
         for name in tables:
             groups: dict[str, tuple[dict[str, Any], list[str]]] = {}
             for row in specs()[f"{self.paper}/{name}"].rows:
-                if all(row[k] == v if k in row.settings else getattr(row, k, None) == v for k, v in where.items()):
+                if all(
+                    row[k] == v if k in row.settings else getattr(row, k, None) == v
+                    for k, v in where.items()
+                ):
                     methods = groups.setdefault(row.setting, (row.settings, []))[1]
                     if row.method not in methods:
                         methods.append(row.method)
@@ -144,15 +165,24 @@ def label(table: str, settings: dict[str, Any], *more: str) -> str:
 
 
 def leads(
-    t: Numbers, method: str, metric: str, *tables: str, low: bool = False, over: Sequence[str] | None = None
+    t: Numbers,
+    method: str,
+    metric: str,
+    *tables: str,
+    low: bool = False,
+    over: Sequence[str] | None = None,
 ) -> Iterator[Check]:
-    """The method is ahead of every other one (or those named) in every printed setting of the tables."""
+    """The method is ahead of every other one (or those named) in every printed setting of the
+    tables.
+    """
     for table, settings, methods in t.rows(*tables, metric=metric):
         mine = t.cell(table, method, metric, **settings)
         for other in methods:
             if other != method and (over is None or other in over):
                 theirs = t.cell(table, other, metric, **settings)
-                yield (below if low else above)(label(table, settings, f"{metric} over {other}"), mine, theirs)
+                yield (below if low else above)(
+                    label(table, settings, f"{metric} over {other}"), mine, theirs
+                )
 
 
 def best(cells: Iterable[Cell | None], low: bool = False) -> Cell | None:
@@ -216,7 +246,12 @@ class Claim:
         }
 
     def _note(
-        self, checks: list[Check], known: list[Check], failed: list[Check], tight: Check | None, scale: str
+        self,
+        checks: list[Check],
+        known: list[Check],
+        failed: list[Check],
+        tight: Check | None,
+        scale: str,
     ) -> str:
         if not known:
             return "no numbers in print" if scale == "published" else "no results yet"
@@ -225,9 +260,12 @@ class Claim:
             parts.append(f"{len(checks) - len(known)} more not run")
         if failed:
             shown = "; ".join(
-                f"{c.label}" + (f" ({c.margin:+.3g})" if c.margin is not None else "") for c in failed[:3]
+                f"{c.label}" + (f" ({c.margin:+.3g})" if c.margin is not None else "")
+                for c in failed[:3]
             )
-            parts.append(f"against it: {shown}" + (f" and {len(failed) - 3} more" if len(failed) > 3 else ""))
+            parts.append(
+                f"against it: {shown}" + (f" and {len(failed) - 3} more" if len(failed) > 3 else "")
+            )
         elif tight is not None:
             parts.append(f"tightest: {tight.label}")
         if tight is not None and tight.seeds > 1:
@@ -263,22 +301,27 @@ def numbers(paper: str, scale: str, store: Store | None = None) -> Numbers:
 
 
 def evaluate(store: Store, scale: str | None = None) -> list[dict[str, Any]]:
-    """Every claim at a scale ("published" included), or at the larger of paper and laptop that has results for it.
+    """Every claim at a scale ("published" included), or at the larger of paper and laptop that has
+    results for it.
 
-    Smoke scale, seconds of training, says nothing about a paper and is only looked at when asked for.
+    Smoke scale, seconds of training, says nothing about a paper and is only looked at when asked
+    for.
     """
     chosen = (scale,) if scale else ("paper", "laptop")
     tables = {(p, s): numbers(p, s, store) for p in PAPERS for s in (*chosen, "published")}
     out = []
     for c in all_claims().values():
         verdicts = [c.on(tables[c.paper, s]) for s in chosen]
-        told = [v for v in verdicts if v["status"] != "untested"] or [v for v in verdicts if v["margin"] is not None]
+        told = [v for v in verdicts if v["status"] != "untested"] or [
+            v for v in verdicts if v["margin"] is not None
+        ]
         verdict = (told or [v for v in verdicts if v["scale"] in (scale, "laptop")])[0]
         if scale != "published":
             print_says = c.on(tables[c.paper, "published"])
             if print_says["status"] == "failed":
                 verdict["note"] += (
-                    f". The printed numbers contradict it: {print_says['note'].split('against it: ')[-1]}"
+                    ". The printed numbers contradict it: "
+                    f"{print_says['note'].split('against it: ')[-1]}"
                 )
         out.append(verdict)
     return out

@@ -1,4 +1,6 @@
-"""Client2Vec's claims. (i) sampling, (ii) aggregation, (iii) local training; indices trained GLOBAL or FEDERATED."""
+"""Client2Vec's claims. (i) sampling, (ii) aggregation, (iii) local training; indices trained GLOBAL
+or FEDERATED.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,16 @@ STEPS = ("i", "i+ii", "i+ii+iii")
 
 def gap(t: Numbers, figure: str, **settings: str) -> Cell | None:
     """Similarity of clients within a domain minus that across domains."""
-    inside, across = (t.cell(figure, None, f"{x}_similarity", **settings) for x in ("within", "across"))
+    inside, across = (
+        t.cell(figure, None, f"{x}_similarity", **settings) for x in ("within", "across")
+    )
     return None if inside is None or across is None else inside - across
 
 
 @claim(
-    "c2v1", "client2vec", "Feature indices of one domain's clients nearly coincide, those of others do not (Figure 2)"
+    "c2v1",
+    "client2vec",
+    "Feature indices of one domain's clients nearly coincide, those of others do not (Figure 2)",
 )
 def c2v1(t: Numbers) -> Iterator[Check]:
     for strategy in ("global", "federated"):
@@ -26,30 +32,47 @@ def c2v1(t: Numbers) -> Iterator[Check]:
 
 @claim("c2v2", "client2vec", "GLOBAL shows clearer domain boundaries than FEDERATED (Figure 2)")
 def c2v2(t: Numbers) -> Iterator[Check]:
-    yield above("fig2 within minus across", gap(t, "fig2", strategy="global"), gap(t, "fig2", strategy="federated"))
+    yield above(
+        "fig2 within minus across",
+        gap(t, "fig2", strategy="global"),
+        gap(t, "fig2", strategy="federated"),
+    )
 
 
 def ladder(t: Numbers) -> Iterator[tuple[str, dict[str, Cell | None]]]:
-    """For every dataset, base algorithm and strategy of Table 1: the original and the three steps."""
+    """For every dataset, base algorithm and strategy of Table 1: the original and the three
+    steps.
+    """
     for table, settings, methods in t.rows("table1", metric="accuracy", strategy="none"):
         for m in methods:
             for strategy in ("federated", "global"):
                 cells = {"none": t.cell(table, m, "accuracy", **settings)}
                 for step in STEPS:
                     cells[step] = t.cell(
-                        table, m, "accuracy", **{**settings, "strategy": strategy, "case_studies": step}
+                        table,
+                        m,
+                        "accuracy",
+                        **{**settings, "strategy": strategy, "case_studies": step},
                     )
                 yield f"table1 {settings['dataset']} {m} {strategy}", cells
 
 
-@claim("c2v3", "client2vec", "+i, +i+ii and +i+ii+iii are each above the original, for every base algorithm (Table 1)")
+@claim(
+    "c2v3",
+    "client2vec",
+    "+i, +i+ii and +i+ii+iii are each above the original, for every base algorithm (Table 1)",
+)
 def c2v3(t: Numbers) -> Iterator[Check]:
     for where, cells in ladder(t):
         for step in STEPS:
             yield above(f"{where} +{step}", cells[step], cells["none"])
 
 
-@claim("c2v4", "client2vec", "Improved local training (iii) brings the largest gain of the three (Table 1)")
+@claim(
+    "c2v4",
+    "client2vec",
+    "Improved local training (iii) brings the largest gain of the three (Table 1)",
+)
 def c2v4(t: Numbers) -> Iterator[Check]:
     for where, cells in ladder(t):
         values = [cells[k] for k in ("none", *STEPS)]
@@ -66,7 +89,9 @@ def c2v4(t: Numbers) -> Iterator[Check]:
 def c2v5(t: Numbers) -> Iterator[Check]:
     for table, settings, methods in t.rows("table1", metric="accuracy", strategy="none"):
         for m in methods:
-            alone = t.cell("fig4", m, "accuracy", **{**settings, "strategy": "global", "case_studies": "ii"})
+            alone = t.cell(
+                "fig4", m, "accuracy", **{**settings, "strategy": "global", "case_studies": "ii"}
+            )
             yield above(label("fig4", settings, m), alone, t.cell(table, m, "accuracy", **settings))
 
 
@@ -77,7 +102,8 @@ def c2v5(t: Numbers) -> Iterator[Check]:
 )
 def c2v6(t: Numbers) -> Iterator[Check]:
     with_, without = (
-        t.cell("fig7", None, "across_similarity", variant=v) for v in ("client2vec", "omit_diversity_loss")
+        t.cell("fig7", None, "across_similarity", variant=v)
+        for v in ("client2vec", "omit_diversity_loss")
     )
     yield above("fig7 across domains, without over with", without, with_)
     yield above("fig7 across domains, without", without, 0.9)
@@ -86,13 +112,16 @@ def c2v6(t: Numbers) -> Iterator[Check]:
 @claim("c2v7", "client2vec", "Linear and MLP projections both separate the domains (Figure 8)")
 def c2v7(t: Numbers) -> Iterator[Check]:
     for projection in ("linear", "mlp"):
-        yield above(f"fig8 {projection} within over across", gap(t, "fig8", projection=projection), 0.0)
+        yield above(
+            f"fig8 {projection} within over across", gap(t, "fig8", projection=projection), 0.0
+        )
 
 
 @claim(
     "c2v8",
     "client2vec",
-    "Each of L_orth, L_sim, L_recon is needed, and simpler indices are weaker, once (iii) is used (Table 2)",
+    "Each of L_orth, L_sim, L_recon is needed, and simpler indices are weaker, once (iii) is "
+    "used (Table 2)",
 )
 def c2v8(t: Numbers) -> Iterator[Check]:
     full = t.cell("table2", None, "accuracy", variant="client2vec", case_studies="i+ii+iii")
@@ -104,14 +133,17 @@ def c2v8(t: Numbers) -> Iterator[Check]:
         "class_prototypes",
     ):
         yield above(
-            f"table2 over {variant}", full, t.cell("table2", None, "accuracy", variant=variant, case_studies="i+ii+iii")
+            f"table2 over {variant}",
+            full,
+            t.cell("table2", None, "accuracy", variant=variant, case_studies="i+ii+iii"),
         )
 
 
 @claim(
     "c2v9",
     "client2vec",
-    "Under label shift the label index matters more than the feature index (Table 2; feature shift: nothing printed)",
+    "Under label shift the label index matters more than the feature index (Table 2; feature "
+    "shift: nothing printed)",
 )
 def c2v9(t: Numbers) -> Iterator[Check]:
     for step in ("i", "i+ii"):
@@ -122,14 +154,25 @@ def c2v9(t: Numbers) -> Iterator[Check]:
         yield above(f"table2 +{step} label over feature index", one, other)
 
 
-@claim("c2v10", "client2vec", "The gain is largest with two classes per client (Table 9 against Table 1, CIFAR-10)")
+@claim(
+    "c2v10",
+    "client2vec",
+    "The gain is largest with two classes per client (Table 9 against Table 1, CIFAR-10)",
+)
 def c2v10(t: Numbers) -> Iterator[Check]:
     for m in ("fedavg", "fedavgm"):
         on, off = (t.cell("table9", m, "accuracy", client2vec=flag) for flag in (1, 0))
         extreme = None if on is None or off is None else on - off
         plain = t.cell("table1", m, "accuracy", dataset="cifar10", strategy="none")
         for strategy in ("federated", "global"):
-            best = t.cell("table1", m, "accuracy", dataset="cifar10", strategy=strategy, case_studies="i+ii+iii")
+            best = t.cell(
+                "table1",
+                m,
+                "accuracy",
+                dataset="cifar10",
+                strategy=strategy,
+                case_studies="i+ii+iii",
+            )
             usual = None if best is None or plain is None else best - plain
             yield above(f"table9 {m} gain over Table 1's ({strategy})", extreme, usual)
 
@@ -137,15 +180,25 @@ def c2v10(t: Numbers) -> Iterator[Check]:
 @claim(
     "c2v11",
     "client2vec",
-    "The index costs a few per cent (< 5 %) of training; FedAvg's best is reached in less than half the time (Table 3)",
+    "The index costs a few per cent (< 5 %) of training; FedAvg's best is reached in less than "
+    "half the time (Table 3)",
 )
 def c2v11(t: Numbers) -> Iterator[Check]:
-    index, training = (t.cell("table3", "client2vec", f"{x}_time") for x in ("generate_client_index", "training_total"))
+    index, training = (
+        t.cell("table3", "client2vec", f"{x}_time")
+        for x in ("generate_client_index", "training_total")
+    )
     total = t.cell("table3", "client2vec", "total_time_to_fedavg_best")
     fedavg = t.cell("table3", "fedavg", "total_time_to_fedavg_best")
-    yield below("table3 index against 5 % of training (s)", index, None if training is None else training * 0.05)
     yield below(
-        "table3 time to FedAvg's best against half of FedAvg's (s)", total, None if fedavg is None else fedavg * 0.5
+        "table3 index against 5 % of training (s)",
+        index,
+        None if training is None else training * 0.05,
+    )
+    yield below(
+        "table3 time to FedAvg's best against half of FedAvg's (s)",
+        total,
+        None if fedavg is None else fedavg * 0.5,
     )
 
 
@@ -154,7 +207,9 @@ def c2v12(t: Numbers) -> Iterator[Check]:
     pairs = []
     for table, settings, methods in t.rows("table6", metric="accuracy", epochs=100):
         for m in methods:
-            pairs.append([t.cell(table, m, "accuracy", **{**settings, "epochs": e}) for e in (100, 500)])
+            pairs.append(
+                [t.cell(table, m, "accuracy", **{**settings, "epochs": e}) for e in (100, 500)]
+            )
     known = [(a, b) for a, b in pairs if a is not None and b is not None]
     if len(known) < len(pairs):
         yield Check("table6", None)
@@ -163,26 +218,43 @@ def c2v12(t: Numbers) -> Iterator[Check]:
         yield above("table6 100 over 500 epochs somewhere", few, many)
 
 
-@claim("c2v13", "client2vec", "FEDERATED indices prefer a smaller sampling temperature than GLOBAL ones (Table 5)")
+@claim(
+    "c2v13",
+    "client2vec",
+    "FEDERATED indices prefer a smaller sampling temperature than GLOBAL ones (Table 5)",
+)
 def c2v13(t: Numbers) -> Iterator[Check]:
     for m in ("fedavg", "fedavgm", "moon"):
         favourite = []
         for strategy in ("federated", "global"):
-            cells = {x: t.cell("table5", m, "accuracy", strategy=strategy, tau=x) for x in (0.1, 0.5, 1.0, 2.0)}
+            cells = {
+                x: t.cell("table5", m, "accuracy", strategy=strategy, tau=x)
+                for x in (0.1, 0.5, 1.0, 2.0)
+            }
             known = {x: c.value for x, c in cells.items() if c is not None}
             favourite.append(max(known, key=known.__getitem__) if len(known) == 4 else None)
         federated, global_ = favourite
-        yield holds(f"table5 {m}", None if federated is None or global_ is None else federated < global_)
+        yield holds(
+            f"table5 {m}", None if federated is None or global_ is None else federated < global_
+        )
 
 
 @claim(
     "c2v14",
     "client2vec",
-    "Similarities between domains agree with intuition: real is nearer clipart than quickdraw (Figure 9)",
+    "Similarities between domains agree with intuition: real is nearer clipart than quickdraw "
+    "(Figure 9)",
 )
 def c2v14(t: Numbers) -> Iterator[Check]:
-    centre = "photo" if t.cell("fig9", None, "domain_similarity", domain_a="photo") is not None else "real"
+    centre = (
+        "photo"
+        if t.cell("fig9", None, "domain_similarity", domain_a="photo") is not None
+        else "real"
+    )
     for near in NEAR[centre]:
         for far in FAR[centre]:
-            a, b = (t.cell("fig9", None, "domain_similarity", domain_a=centre, domain_b=x) for x in (near, far))
+            a, b = (
+                t.cell("fig9", None, "domain_similarity", domain_a=centre, domain_b=x)
+                for x in (near, far)
+            )
             yield above(f"fig9 {centre}-{near} over {centre}-{far}", a, b)

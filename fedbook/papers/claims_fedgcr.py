@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedbook.papers.claims import Check, Numbers, above, below, best, claim, label, leads, mean, spread
+from fedbook.papers.claims import (
+    Check,
+    Numbers,
+    above,
+    below,
+    best,
+    claim,
+    label,
+    leads,
+    mean,
+    spread,
+)
 from fedbook.papers.fedgcr import STUDY
 
 FAIR, DOMAIN = ("afl", "q_ffl", "term"), ("harmofl", "fedsam", "fedmix")
@@ -12,7 +23,11 @@ MAIN = ("table1", "table2", "table6")
 SWEEPS = {"table4": ("table1", 5), "table8": ("table2", 6), "table9": ("table6", 4)}
 
 
-@claim("gcr1", "fedgcr", "FedGCR has the highest Avg of the eight methods at DIF 1, 5, 10 (Tables 1, 2, 6)")
+@claim(
+    "gcr1",
+    "fedgcr",
+    "FedGCR has the highest Avg of the eight methods at DIF 1, 5, 10 (Tables 1, 2, 6)",
+)
 def gcr1(t: Numbers) -> Iterator[Check]:
     yield from leads(t, "fedgcr", "avg", *MAIN)
 
@@ -27,34 +42,49 @@ def gcr3(t: Numbers) -> Iterator[Check]:
     yield from leads(t, "fedgcr", "sigma_client", *MAIN, low=True)
 
 
-@claim("gcr4", "fedgcr", "Every method's Avg falls and sigma_type rises from DIF 1 to DIF 10 (Tables 1, 2, 6)")
+@claim(
+    "gcr4",
+    "fedgcr",
+    "Every method's Avg falls and sigma_type rises from DIF 1 to DIF 10 (Tables 1, 2, 6)",
+)
 def gcr4(t: Numbers) -> Iterator[Check]:
     for table, settings, methods in t.rows(*MAIN, metric="avg", dif=1):
         later = {**settings, "dif": 10}
         for m in methods:
             yield above(
-                label(table, settings, m, "avg"), t.cell(table, m, "avg", **settings), t.cell(table, m, "avg", **later)
+                label(table, settings, m, "avg"),
+                t.cell(table, m, "avg", **settings),
+                t.cell(table, m, "avg", **later),
             )
             early, late = (t.cell(table, m, "sigma_type", **s) for s in (settings, later))
             yield above(label(table, settings, m, "sigma_type"), late, early)
 
 
-@claim("gcr5", "fedgcr", "FedGCR's lead in Avg over the best baseline is widest at DIF 10 (Tables 1, 2, 6)")
+@claim(
+    "gcr5",
+    "fedgcr",
+    "FedGCR's lead in Avg over the best baseline is widest at DIF 10 (Tables 1, 2, 6)",
+)
 def gcr5(t: Numbers) -> Iterator[Check]:
     leads_by: dict[str, dict[int, object]] = {}
     for table, settings, methods in t.rows(*MAIN, metric="avg"):
         mine = t.cell(table, "fedgcr", "avg", **settings)
         others = best(t.cell(table, m, "avg", **settings) for m in methods if m != "fedgcr")
-        leads_by.setdefault(table, {})[settings["dif"]] = None if mine is None or others is None else mine - others
+        leads_by.setdefault(table, {})[settings["dif"]] = (
+            None if mine is None or others is None else mine - others
+        )
     for table, lead in leads_by.items():
         for dif in (1, 5):
-            yield above(f"{table} lead at DIF 10 over that at DIF {dif}", lead.get(10), lead.get(dif))  # type: ignore[arg-type]
+            yield above(
+                f"{table} lead at DIF 10 over that at DIF {dif}", lead.get(10), lead.get(dif)
+            )  # type: ignore[arg-type]
 
 
 @claim(
     "gcr6",
     "fedgcr",
-    "Clustering accuracy is 100 % for T' >= T, lower for T' < T, and never falls as T' grows (Table 3)",
+    "Clustering accuracy is 100 % for T' >= T, lower for T' < T, and never falls as T' grows "
+    "(Table 3)",
 )
 def gcr6(t: Numbers) -> Iterator[Check]:
     previous: dict[int, object] = {}
@@ -69,7 +99,9 @@ def gcr6(t: Numbers) -> Iterator[Check]:
         previous[dif] = here
 
 
-@claim("gcr7", "fedgcr", "FedGCR is ahead of every baseline in Avg even with T' < T (Tables 4, 8, 9)")
+@claim(
+    "gcr7", "fedgcr", "FedGCR is ahead of every baseline in Avg even with T' < T (Tables 4, 8, 9)"
+)
 def gcr7(t: Numbers) -> Iterator[Check]:
     for sweep, (main, types) in SWEEPS.items():
         for table, settings, _ in t.rows(sweep, metric="avg"):
@@ -79,11 +111,18 @@ def gcr7(t: Numbers) -> Iterator[Check]:
                     for m in methods:
                         if m != "fedgcr":
                             mine = t.cell(table, "fedgcr", "avg", **settings)
-                            yield above(label(table, settings, f"over {m}"), mine, t.cell(main, m, "avg", **same))
+                            yield above(
+                                label(table, settings, f"over {m}"),
+                                mine,
+                                t.cell(main, m, "avg", **same),
+                            )
 
 
 @claim(
-    "gcr8", "fedgcr", "At DIF 10, Avg: none < FedGR < FedGC < both, and both has the lowest sigmas (Tables 5, 12, 13)"
+    "gcr8",
+    "fedgcr",
+    "At DIF 10, Avg: none < FedGR < FedGC < both, and both has the lowest sigmas (Tables 5, 12, "
+    "13)",
 )
 def gcr8(t: Numbers) -> Iterator[Check]:
     order = ("fedavg", "fedgr_only", "fedgc_only", "fedgcr")
@@ -97,30 +136,47 @@ def gcr8(t: Numbers) -> Iterator[Check]:
                 yield below(f"{table} {metric} against {m}", mine, t.cell(table, m, metric))
 
 
-@claim("gcr9", "fedgcr", "delta from 0.1 to 0.9 changes Avg by about one point at most (taken as < 1.5; Tables 10, 11)")
+@claim(
+    "gcr9",
+    "fedgcr",
+    "delta from 0.1 to 0.9 changes Avg by about one point at most (taken as < 1.5; Tables 10, 11)",
+)
 def gcr9(t: Numbers) -> Iterator[Check]:
     for table in ("table10", "table11"):
         for dif in (1, 5):
-            cells = [t.cell(table, "fedgcr", "avg", **s) for _, s, _ in t.rows(table, metric="avg", dif=dif)]
+            cells = [
+                t.cell(table, "fedgcr", "avg", **s)
+                for _, s, _ in t.rows(table, metric="avg", dif=dif)
+            ]
             yield below(f"{table} dif={dif} range of avg", spread(cells), 1.5)
 
 
 @claim(
     "gcr10",
     "fedgcr",
-    "GMM, K-Means and FINCH give similar results (clustering within 5 points, Avg within 1; Table 14)",
+    "GMM, K-Means and FINCH give similar results (clustering within 5 points, Avg within 1; "
+    "Table 14)",
 )
 def gcr10(t: Numbers) -> Iterator[Check]:
     for metric, width in (("clustering_accuracy", 5.0), ("avg", 1.0)):
         where = {"dataset": "domainnet", "dif": 10}
-        cells = [t.cell("table14", "fedgcr", metric, clustering_algo=a, **where) for a in ("gmm", "kmeans", "finch")]
+        cells = [
+            t.cell("table14", "fedgcr", metric, clustering_algo=a, **where)
+            for a in ("gmm", "kmeans", "finch")
+        ]
         yield below(f"table14 range of {metric}", spread(cells), width)
 
 
-@claim("gcr11", "fedgcr", "Type prompts h separate the domains better than the frozen feature (k-NN purity; Figure 3)")
+@claim(
+    "gcr11",
+    "fedgcr",
+    "Type prompts h separate the domains better than the frozen feature (k-NN purity; Figure 3)",
+)
 def gcr11(t: Numbers) -> Iterator[Check]:
     for dataset in ("digit_five", "domainnet"):
-        h, frozen = (t.cell("fig3", "fedgcr", f"knn_purity_{x}", dataset=dataset) for x in ("h", "frozen"))
+        h, frozen = (
+            t.cell("fig3", "fedgcr", f"knn_purity_{x}", dataset=dataset) for x in ("h", "frozen")
+        )
         yield above(f"fig3 {dataset} purity of h over the frozen feature's", h, frozen)
 
 
@@ -132,12 +188,18 @@ def gcr12(t: Numbers) -> Iterator[Check]:
 
 
 @claim(
-    "gcr13", "fedgcr", "Fairness methods have lower sigmas than domain methods, domain methods higher Avg (group means)"
+    "gcr13",
+    "fedgcr",
+    "Fairness methods have lower sigmas than domain methods, domain methods higher Avg (group "
+    "means)",
 )
 def gcr13(t: Numbers) -> Iterator[Check]:
     for table, settings, _ in t.rows(*MAIN, metric="avg"):
         for metric in ("avg", "sigma_type", "sigma_client"):
-            fair, domain = (mean(t.cell(table, m, metric, **settings) for m in group) for group in (FAIR, DOMAIN))
+            fair, domain = (
+                mean(t.cell(table, m, metric, **settings) for m in group)
+                for group in (FAIR, DOMAIN)
+            )
             check = above if metric == "avg" else below
             first, second = (domain, fair) if metric == "avg" else (fair, domain)
             yield check(label(table, settings, metric), first, second)
@@ -146,7 +208,8 @@ def gcr13(t: Numbers) -> Iterator[Check]:
 @claim(
     "gcr14",
     "fedgcr",
-    "Own study, no claim of the paper: each quirk of the published code changes Avg by more than seeds do (DIF 10)",
+    "Own study, no claim of the paper: each quirk of the published code changes Avg by more than "
+    "seeds do (DIF 10)",
 )
 def gcr14(t: Numbers) -> Iterator[Check]:
     for quirk, (method, _, _) in STUDY.items():

@@ -1,4 +1,6 @@
-"""GRP-FED's claims, in macro-F1. T_g: global test, T_p: personalisation, T_r: generalisation, T_l: local test."""
+"""GRP-FED's claims, in macro-F1. T_g: global test, T_p: personalisation, T_r: generalisation, T_l:
+local test.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ def grp2(t: Numbers) -> Iterator[Check]:
     yield from leads(t, "grp_fed", "local_test", "table1")
 
 
-@claim("grp3", "grp_fed", "LG-FedAvg has the highest T_p and a low T_r (below the mean of the methods; Table 1)")
+@claim(
+    "grp3",
+    "grp_fed",
+    "LG-FedAvg has the highest T_p and a low T_r (below the mean of the methods; Table 1)",
+)
 def grp3(t: Numbers) -> Iterator[Check]:
     yield from leads(t, "lg_fedavg", "personalization", "table1")
     for dataset in ("mit_bih", "cifar10"):
@@ -32,12 +38,16 @@ def grp4(t: Numbers) -> Iterator[Check]:
     yield from leads(t, "local", "global_test", "table1", low=True)
 
 
-@claim("grp5", "grp_fed", "T_p rises and T_r falls with beta, T_l peaks at an inner beta (Figure 4)")
+@claim(
+    "grp5", "grp_fed", "T_p rises and T_r falls with beta, T_l peaks at an inner beta (Figure 4)"
+)
 def grp5(t: Numbers) -> Iterator[Check]:
     found = {}
     for metric in ("personalization", "generalization", "local_test"):
         cells = [t.cell("fig4", "grp_fed", metric, beta=b) for b in BETAS]
-        found[metric] = None if any(c is None for c in cells) else [c for c in cells if c is not None]
+        found[metric] = (
+            None if any(c is None for c in cells) else [c for c in cells if c is not None]
+        )
     p, r, l = found["personalization"], found["generalization"], found["local_test"]
     yield above("fig4 T_p, upper over lower half of beta", *halves(p))
     yield below("fig4 T_r, upper against lower half of beta", *halves(r))
@@ -47,16 +57,23 @@ def grp5(t: Numbers) -> Iterator[Check]:
 
 def halves(cells):
     """(mean of the upper half, mean of the lower half)."""
-    return (None, None) if cells is None else (mean(cells[len(cells) // 2 :]), mean(cells[: len(cells) // 2]))
+    return (
+        (None, None)
+        if cells is None
+        else (mean(cells[len(cells) // 2 :]), mean(cells[: len(cells) // 2]))
+    )
 
 
 @claim(
     "grp6",
     "grp_fed",
-    "GRP-FED's highest client loss ends lowest and still falls, q-FFL's turns up, FedAvg's stays high (Figure 3)",
+    "GRP-FED's highest client loss ends lowest and still falls, q-FFL's turns up, FedAvg's stays "
+    "high (Figure 3)",
 )
 def grp6(t: Numbers) -> Iterator[Check]:
-    curves = {m: t.curve("fig3", m, "global_loss_max") for m in ("grp_fed", "q_ffl", "afl", "fedavg")}
+    curves = {
+        m: t.curve("fig3", m, "global_loss_max") for m in ("grp_fed", "q_ffl", "afl", "fedavg")
+    }
     end = {m: None if c is None else sum(c[-3:]) / len(c[-3:]) for m, c in curves.items()}
     middle = {m: None if c is None else min(c[len(c) // 2 : -3] or c) for m, c in curves.items()}
     for m in ("q_ffl", "afl", "fedavg"):
@@ -66,19 +83,27 @@ def grp6(t: Numbers) -> Iterator[Check]:
 
 
 @claim(
-    "grp7", "grp_fed", "FedAvg's macro-F1 is very uneven over clients on MIT-BIH (best minus worst > 0.5; Figure 1c)"
+    "grp7",
+    "grp_fed",
+    "FedAvg's macro-F1 is very uneven over clients on MIT-BIH (best minus worst > 0.5; Figure 1c)",
 )
 def grp7(t: Numbers) -> Iterator[Check]:
     high, low = (t.cell("fig1", "fedavg", f"{x}_client_f1") for x in ("best", "worst"))
-    yield above("fig1 best minus worst client", None if high is None or low is None else high - low, 0.5)
+    yield above(
+        "fig1 best minus worst client", None if high is None or low is None else high - low, 0.5
+    )
 
 
 @claim(
     "grp8",
     "grp_fed",
-    "On a client far from the global distribution LG-FedAvg overfits (high T_p, low T_l), GRP-FED does not (Figure 5)",
+    "On a client far from the global distribution LG-FedAvg overfits (high T_p, low T_l), "
+    "GRP-FED does not (Figure 5)",
 )
 def grp8(t: Numbers) -> Iterator[Check]:
-    for metric, ahead, behind in (("personalization", "lg_fedavg", "grp_fed"), ("local_test", "grp_fed", "lg_fedavg")):
+    for metric, ahead, behind in (
+        ("personalization", "lg_fedavg", "grp_fed"),
+        ("local_test", "grp_fed", "lg_fedavg"),
+    ):
         a, b = (t.cell("fig5", m, f"far_{metric}") for m in (ahead, behind))
         yield above(f"fig5 far client, {metric}: {ahead} over {behind}", a, b)

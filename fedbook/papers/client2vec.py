@@ -1,4 +1,6 @@
-"""Client2Vec (2024): Tables 1-9, Figures 2, 4, 5, 7, 8, 9. An index of each client, used in three places of a round."""
+"""Client2Vec (2024): Tables 1-9, Figures 2, 4, 5, 7, 8, 9. An index of each client, used in three
+places of a round.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,20 @@ SCALES: dict[str, dict[str, Any]] = {
         "clients": {"cifar10": 20, "domainnet": [4] * 5},
         "sizes": [[80] * 4] * 5,
         "models": {
-            **{n: {"name": "cnn", "width": w, "hidden": 32} for n, w in (("resnet18", 8), ("mobilenet_v2", 6))},
+            **{
+                n: {"name": "cnn", "width": w, "hidden": 32}
+                for n, w in (("resnet18", 8), ("mobilenet_v2", 6))
+            },
             "vit_cct_7_3x1": {"name": "cct", "layers": 1, "width": 32, "heads": 2},
             "lstm": {"name": "lstm", "hidden": 32, "layers": 1},
         },
         "local": {**SGD, "lr": 0.1, "epochs": 2, "batch_size": 32},
-        "index": {"index_encoder": "offline/vit+ngram", "index_ffn": 64, "index_limit": 32, "index_samples": 32},
+        "index": {
+            "index_encoder": "offline/vit+ngram",
+            "index_ffn": 64,
+            "index_limit": 32,
+            "index_samples": 32,
+        },
         "index_share": 0.01,
     },
     "laptop": {
@@ -91,7 +101,10 @@ SCALES: dict[str, dict[str, Any]] = {
     },
 }
 METRICS = {"accuracy": "best"}
-METRICS |= {n: f"extra.sample.{n}" for n in ("within_similarity", "across_similarity", "nearest_domain_accuracy")}
+METRICS |= {
+    n: f"extra.sample.{n}"
+    for n in ("within_similarity", "across_similarity", "nearest_domain_accuracy")
+}
 NETWORKS = {"cifar10": "resnet18", "domainnet": "mobilenet_v2", "shakespeare": "lstm"}
 OPTIONS = {n: n for n in ("strategy", "case_studies", "variant", "tau", "weight", "detach")}
 OPTIONS |= {"epochs": "index_epochs", "projection": "index_projection"}
@@ -99,13 +112,21 @@ OPTIONS |= {"epochs": "index_epochs", "projection": "index_projection"}
 USUAL = {"variant": "client2vec", "index_projection": "linear"}
 USUAL_OF = {"global": {"tau": 1.0, "weight": 5.0}, "federated": {"tau": 0.1, "weight": 1.0}}
 # These indices have no part in that case study, and the table prints nothing.
-IMPOSSIBLE = {("local_model_weights", "i"), ("local_model_weights", "i+ii"), ("only_label_index", "i+ii+iii")}
+IMPOSSIBLE = {
+    ("local_model_weights", "i"),
+    ("local_model_weights", "i+ii"),
+    ("only_label_index", "i+ii+iii"),
+}
 IMPOSSIBLE |= {("omit_orthogonal_regularization", "i"), ("omit_orthogonal_regularization", "i+ii")}
-OURS = {"tau", "weight"}  # options that client2vec has itself: a base algorithm's are passed on as base_...
+OURS = {
+    "tau",
+    "weight",
+}  # options that client2vec has itself: a base algorithm's are passed on as base_...
 
-# How hyper-parameters are chosen (fedbook tune client2vec): for every base algorithm four trials, two learning rates
-# with its own knob as first listed, then two more values of the knob at the best rate; FedAvg tries two more rates. The
-# same for Client2Vec's weight of (iii): all three studies on FedAvg, GLOBAL index; only the weight is used elsewhere.
+# How hyper-parameters are chosen (fedbook tune client2vec): for every base algorithm four trials,
+# two learning rates with its own knob as first listed, then two more values of the knob at the best
+# rate; FedAvg tries two more rates. The same for Client2Vec's weight of (iii): all three studies on
+# FedAvg, GLOBAL index; only the weight is used elsewhere.
 GRID = Grid(
     on=({"dataset": "cifar10"}, {"dataset": "domainnet"}),
     lr=(5e-2, 1e-1),
@@ -138,7 +159,8 @@ def local_rows() -> tuple[Row, ...]:
     base = {"strategy": "global", "case_studies": "iii"}
     return tuple(
         Row(
-            {"dataset": d, "change": name} | (change if name.startswith("without") else base | change),
+            {"dataset": d, "change": name}
+            | (change if name.startswith("without") else base | change),
             "fedavg",
             "accuracy",
             "percent",
@@ -151,8 +173,8 @@ def local_rows() -> tuple[Row, ...]:
 def experiment(row: Row, scale: dict[str, Any], seed: int) -> Experiment | None:
     """The base method alone, or inside client2vec(base, ...) where the row uses a case study.
 
-    A row that asks for the index alone trains for one round. Of the printed epochs E of the index (500 unless a row
-    says otherwise) a scale may take a part: `index_share`.
+    A row that asks for the index alone trains for one round. Of the printed epochs E of the index
+    (500 unless a row says otherwise) a scale may take a part: `index_share`.
     """
     dataset, network = row["dataset"], row["architecture"] or NETWORKS.get(row["dataset"], "")
     if dataset not in scale["data"] or network not in scale["models"]:
@@ -160,7 +182,9 @@ def experiment(row: Row, scale: dict[str, Any], seed: int) -> Experiment | None:
     if row["strategy"] == "best":  # follows from other rows
         return None
     base = "fedavg" if row.method == "client2vec" else row.method
-    method: dict[str, Any] = {"name": base} | scale["local"] | scale.get(dataset, {}) | scale.get(base, {})
+    method: dict[str, Any] = (
+        {"name": base} | scale["local"] | scale.get(dataset, {}) | scale.get(base, {})
+    )
     method["lr"] *= scale.get("times_lr", {}).get(dataset, 1)
     rounds = scale["rounds"]
     if row.method == "client2vec" or row["client2vec"] or row["case_studies"] not in (None, "none"):
@@ -175,15 +199,23 @@ def experiment(row: Row, scale: dict[str, Any], seed: int) -> Experiment | None:
         usual = USUAL | USUAL_OF[options["strategy"]]
         options = {k: v for k, v in options.items() if v != usual.get(k)}
         epochs = max(1, round(options.get("index_epochs", 500) * scale.get("index_share", 1)))
-        method = {f"base_{k}" if k in OURS else k: v for k, v in method.items()} | scale.get("index", {}) | options
+        method = (
+            {f"base_{k}" if k in OURS else k: v for k, v in method.items()}
+            | scale.get("index", {})
+            | options
+        )
         method |= {"name": "client2vec", "base": base, "index_epochs": epochs}
         rounds = 1 if row["case_studies"] == "index" else rounds
     parts = scale["data"][dataset], partition(row, scale), scale["models"][network], method
-    return Experiment(*parts, rounds, seed, scale["name"], evaluate_every=scale.get("evaluate_every", 1))
+    return Experiment(
+        *parts, rounds, seed, scale["name"], evaluate_every=scale.get("evaluate_every", 1)
+    )
 
 
 def partition(row: Row, scale: dict[str, Any]) -> dict[str, Any]:
-    """CIFAR-10 by Dirichlet(0.1) or two classes per client, DomainNet by domain, Shakespeare by role."""
+    """CIFAR-10 by Dirichlet(0.1) or two classes per client, DomainNet by domain, Shakespeare by
+    role.
+    """
     clients = scale["clients"].get(row["dataset"])
     if row["dataset"] == "shakespeare":
         return {"name": "by_group", "test": "domain"}
@@ -196,12 +228,15 @@ def partition(row: Row, scale: dict[str, Any]) -> dict[str, Any]:
     return {"name": "dirichlet", "clients": clients, "alpha": 0.1, "min_size": 10} | limit
 
 
-# -- what follows from several runs ------------------------------------------------------------------------------------
+# -- what follows from several runs ----------------------------------------------------------------
 def improvement(spec: Spec, row: Row, runs: Sequence[Run]) -> list[tuple[int, float]]:
     """Table 1, "MI": the cell with the highest mean minus the original, seed by seed."""
     cells: dict[str, dict[int, float]] = {}
     for run in runs:
-        if run.result is not None and (run.row.method, run.row["dataset"]) == (row.method, row["dataset"]):
+        if run.result is not None and (run.row.method, run.row["dataset"]) == (
+            row.method,
+            row["dataset"],
+        ):
             cells.setdefault(run.row.setting, {})[run.seed] = run.result["metrics"]["best"]
     plain = next((c for s, c in cells.items() if "strategy=none" in s), {})
     rest = [c for s, c in cells.items() if "strategy=none" not in s and set(c) >= set(plain)]
@@ -212,14 +247,18 @@ def improvement(spec: Spec, row: Row, runs: Sequence[Run]) -> list[tuple[int, fl
 
 
 def duration(spec: Spec, row: Row, runs: Sequence[Run]) -> list[tuple[int, float]]:
-    """Table 3, in seconds as measured: making the index, all rounds, the rounds until FedAvg's best is reached."""
+    """Table 3, in seconds as measured: making the index, all rounds, the rounds until FedAvg's best
+    is reached.
+    """
     done = {(r.row.method, r.seed): r.result["metrics"] for r in runs if r.result is not None}
     found = []
     for (method, seed), m in done.items():
         goal = done.get(("fedavg", seed), {}).get("best")
         if method != row.method or goal is None:
             continue
-        index = (lookup(m, "extra.sample.index_seconds") or 0.0) if row.metric in WITH_INDEX else 0.0
+        index = (
+            (lookup(m, "extra.sample.index_seconds") or 0.0) if row.metric in WITH_INDEX else 0.0
+        )
         reached = [s for s, v in zip(m["seconds"], m["curves"]["avg_client"]) if v >= goal]
         training = {"generate_client_index_time": 0.0, "training_total_time": m["seconds"][-1]}.get(
             row.metric, reached[0] if reached else None
@@ -230,7 +269,9 @@ def duration(spec: Spec, row: Row, runs: Sequence[Run]) -> list[tuple[int, float
 
 
 def domain_similarity(spec: Spec, row: Row, runs: Sequence[Run]) -> list[tuple[int, float]]:
-    """Figure 9: the mean cosine of the clients of two domains; nothing where the data has no such domains."""
+    """Figure 9: the mean cosine of the clients of two domains; nothing where the data has no such
+    domains.
+    """
     path = f"extra.sample.type_similarity.{row['domain_a']}.{row['domain_b']}"
     values = {r.seed: lookup(r.result["metrics"], path) for r in runs if r.result is not None}
     return [(s, v) for s, v in values.items() if v is not None]
@@ -238,12 +279,16 @@ def domain_similarity(spec: Spec, row: Row, runs: Sequence[Run]) -> list[tuple[i
 
 WITH_INDEX = ("generate_client_index_time", "total_time_to_fedavg_best")
 DERIVED = {"max_improvement": improvement, "domain_similarity": domain_similarity}
-DERIVED |= dict.fromkeys((*WITH_INDEX, "training_total_time", "training_time_to_fedavg_best"), duration)
+DERIVED |= dict.fromkeys(
+    (*WITH_INDEX, "training_total_time", "training_time_to_fedavg_best"), duration
+)
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
+# -- figures ---------------------------------------------------------------------------------------
 def index_rows(metrics: tuple[str, ...], **settings: tuple[Any, ...]) -> tuple[Row, ...]:
-    """Quantities measured on client indices of the DomainNet federation, for every combination of the settings."""
+    """Quantities measured on client indices of the DomainNet federation, for every combination of
+    the settings.
+    """
     combos: list[dict[str, Any]] = [{"dataset": "domainnet", "case_studies": "index"}]
     for name, values in settings.items():
         combos = [{**c, name: v} for c in combos for v in values]
@@ -251,10 +296,16 @@ def index_rows(metrics: tuple[str, ...], **settings: tuple[Any, ...]) -> tuple[R
 
 
 def alone() -> tuple[Row, ...]:
-    """Figure 4c-d: case study (ii) alone against the original, for every base algorithm of Table 1."""
+    """Figure 4c-d: case study (ii) alone against the original, for every base algorithm of
+    Table 1.
+    """
     rows = [r for r in read_rows("client2vec_table1_main.csv") if r["case_studies"] == "none"]
     used = [r.settings | {"strategy": "global", "case_studies": "ii"} for r in rows]
-    return tuple(Row(s, r.method, "accuracy", "percent") for r, s0 in zip(rows, used) for s in (r.settings, s0))
+    return tuple(
+        Row(s, r.method, "accuracy", "percent")
+        for r, s0 in zip(rows, used)
+        for s in (r.settings, s0)
+    )
 
 
 NEAR = {"real": ("clipart", "painting", "sketch"), "photo": ("art_painting",)}
@@ -265,13 +316,24 @@ COUNTS: dict[str, Any] = {}
 FIGURES = {
     "fig2": Figure(index_rows(SIMILAR, strategy=("global", "federated")), index_maps),
     "fig4": Figure(alone() + read_rows("client2vec_table6_epochs.csv"), epochs_and_aggregation),
-    "fig5": Figure(read_rows("client2vec_table7_weight.csv") + read_rows("client2vec_table5_tau.csv"), sweeps),
+    "fig5": Figure(
+        read_rows("client2vec_table7_weight.csv") + read_rows("client2vec_table5_tau.csv"), sweeps
+    ),
     "fig7": Figure(
-        index_rows(SIMILAR, strategy=("global",), epochs=(500, 1000), variant=("client2vec", "omit_diversity_loss")),
+        index_rows(
+            SIMILAR,
+            strategy=("global",),
+            epochs=(500, 1000),
+            variant=("client2vec", "omit_diversity_loss"),
+        ),
         index_maps,
     ),
-    "fig8": Figure(index_rows(SIMILAR, strategy=("global",), projection=("linear", "mlp")), index_maps),
-    "local": Figure(local_rows(), local_training, "Own study: what of case study (iii) stops the learning"),
+    "fig8": Figure(
+        index_rows(SIMILAR, strategy=("global",), projection=("linear", "mlp")), index_maps
+    ),
+    "local": Figure(
+        local_rows(), local_training, "Own study: what of case study (iii) stops the learning"
+    ),
     "fig9": Figure(
         tuple(
             row

@@ -1,4 +1,6 @@
-"""Client2Vec's pictures: who is like whom by the index, and accuracy along what each figure varies."""
+"""Client2Vec's pictures: who is like whom by the index, and accuracy along what each
+figure varies.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,14 @@ def _unique(runs: list[Run]) -> list[Run]:
 
 def _title(spec: Spec, runs: list[Run]) -> str:
     e = next(r.experiment for r in runs if r.result is not None)
-    used = ", ".join(dict.fromkeys(r.experiment.dataset["name"] for r in runs if r.result is not None))
+    used = ", ".join(
+        dict.fromkeys(r.experiment.dataset["name"] for r in runs if r.result is not None)
+    )
     note = "" if e.scale == "paper" else "; absolute values not comparable with print"
     return f"{spec.id}, {e.scale} scale on {used}{note}"
 
 
-# -- heat maps ---------------------------------------------------------------------------------------------------------
+# -- heat maps -------------------------------------------------------------------------------------
 def gap(cosines: np.ndarray, types: np.ndarray) -> tuple[float, float]:
     """Mean cosine of two clients of one domain, and of two domains."""
     same, other = types[:, None] == types, ~np.eye(len(types), dtype=bool)
@@ -48,7 +52,9 @@ def index_maps(spec: Spec, runs: list[Run]) -> Drawn:
         m, row = _metric(run), run.row
         types = np.array(m["clients"]["type"])
         order = np.argsort(types, kind="stable")
-        named = [row["strategy"].upper()] + [SAID[row[k]] for k in ("variant", "projection") if row[k]]
+        named = [row["strategy"].upper()] + [
+            SAID[row[k]] for k in ("variant", "projection") if row[k]
+        ]
         named += [f"{run.experiment.method['index_epochs']} epochs"] if row["epochs"] else []
         for part in PARTS if spec.name == "fig2" else ("feature",):
             cosines = np.array(m["extra"]["sample"]["similarity"][part])[np.ix_(order, order)]
@@ -58,7 +64,11 @@ def index_maps(spec: Spec, runs: list[Run]) -> Drawn:
     lines = -(-len(maps) // columns)
     with plots.style() as plt:
         fig, grid = plt.subplots(
-            lines, columns, figsize=(3.9 * columns + 0.6, 3.7 * lines), squeeze=False, layout="constrained"
+            lines,
+            columns,
+            figsize=(3.9 * columns + 0.6, 3.7 * lines),
+            squeeze=False,
+            layout="constrained",
         )
         axes, told, picture = list(grid.flat), [], None
         for ax in axes[len(maps) :]:
@@ -76,10 +86,19 @@ def index_maps(spec: Spec, runs: list[Run]) -> Drawn:
             ax.set_yticks(middle, labels, fontsize=6)
             ax.set(title=f"{name}\nwithin {within:.2f}, across {across:.2f}")
             ax.grid(False)
-            told.append(f"{name}: mean within a domain {within:.2f}, across domains {across:.2f}".replace("$", ""))
+            told.append(
+                f"{name}: mean within a domain {within:.2f}, across domains {across:.2f}".replace(
+                    "$", ""
+                )
+            )
         fig.colorbar(picture, ax=axes, shrink=0.8, label="cosine similarity")
         fig.suptitle(_title(spec, runs), fontsize=8)
-    return fig, "Similarity of all pairs of clients, ordered by domain, one colour scale. " + "; ".join(told) + "."
+    return (
+        fig,
+        "Similarity of all pairs of clients, ordered by domain, one colour scale. "
+        + "; ".join(told)
+        + ".",
+    )
 
 
 def domain_map(spec: Spec, runs: list[Run]) -> Drawn:
@@ -89,14 +108,25 @@ def domain_map(spec: Spec, runs: list[Run]) -> Drawn:
     run = _unique(runs)[0]
     m = _metric(run)
     names, found = m["type_names"], m["extra"]["sample"]["type_similarity"]
-    values = np.array([[np.nan if found[a][b] is None else found[a][b] for b in names] for a in names])
+    values = np.array(
+        [[np.nan if found[a][b] is None else found[a][b] for b in names] for a in names]
+    )
     low = min(0.0, float(np.nanmin(values)))
     with plots.style() as plt:
-        fig, ax = plt.subplots(figsize=(1.6 + 0.6 * len(names), 1.2 + 0.6 * len(names)), layout="constrained")
+        fig, ax = plt.subplots(
+            figsize=(1.6 + 0.6 * len(names), 1.2 + 0.6 * len(names)), layout="constrained"
+        )
         picture = ax.imshow(values, vmin=low, vmax=1)
         for i, j in np.ndindex(values.shape):
             dark = values[i, j] < (low + 1) / 2
-            ax.text(j, i, f"{values[i, j]:.2f}", ha="center", va="center", color="white" if dark else "black")
+            ax.text(
+                j,
+                i,
+                f"{values[i, j]:.2f}",
+                ha="center",
+                va="center",
+                color="white" if dark else "black",
+            )
         ax.set_xticks(range(len(names)), names, rotation=30, ha="right")
         ax.set_yticks(range(len(names)), names)
         ax.grid(False)
@@ -107,11 +137,13 @@ def domain_map(spec: Spec, runs: list[Run]) -> Drawn:
     return fig, f"Mean similarity of feature indices between domains, from the most alike: {said}."
 
 
-# -- lines -------------------------------------------------------------------------------------------------------------
+# -- lines -----------------------------------------------------------------------------------------
 def _lines(
     ax: Any, spec: Spec, runs: list[Run], option: str, dataset: str, strategy: str, say: str = "{}"
 ) -> list[str]:
-    """Accuracy of every base algorithm along the values of an option, beginning with the algorithm without an index."""
+    """Accuracy of every base algorithm along the values of an option, beginning with the algorithm
+    without an index.
+    """
     from fedbook import plots
 
     found: dict[str, dict[Any, list[float]]] = {}
@@ -138,7 +170,9 @@ def _lines(
     return [f"{dataset} {strategy}, {' / '.join(names)}: {'; '.join(told)}"] if told else []
 
 
-def _finish(fig: Any, axes: list[Any], spec: Spec, runs: list[Run], told: list[str], what: str) -> Drawn:
+def _finish(
+    fig: Any, axes: list[Any], spec: Spec, runs: list[Run], told: list[str], what: str
+) -> Drawn:
     shown: dict[str, Any] = {}
     for ax in axes:
         handles, labels = ax.get_legend_handles_labels()
@@ -158,19 +192,45 @@ def ladder(spec: Spec, runs: list[Run]) -> Drawn:
 
     pairs = [(d, s) for s in ("federated", "global") for d in _datasets(runs)]
     fig, axes = plots.panels(len(pairs))
-    told = [t for ax, (d, s) in zip(axes, pairs) for t in _lines(ax, spec, runs, "case_studies", d, s, "+{}")]
-    return _finish(fig, axes, spec, runs, told, "Accuracy in percent as case studies are added, line per algorithm.")
+    told = [
+        t
+        for ax, (d, s) in zip(axes, pairs)
+        for t in _lines(ax, spec, runs, "case_studies", d, s, "+{}")
+    ]
+    return _finish(
+        fig,
+        axes,
+        spec,
+        runs,
+        told,
+        "Accuracy in percent as case studies are added, line per algorithm.",
+    )
 
 
 def sweeps(spec: Spec, runs: list[Run]) -> Drawn:
     """Figure 5: the weight of (iii) and the temperature of (i)."""
     from fedbook import plots
 
-    kinds = [(o, say, s) for o, say in (("weight", "w={}"), ("tau", r"$\tau$={}")) for s in ("federated", "global")]
+    kinds = [
+        (o, say, s)
+        for o, say in (("weight", "w={}"), ("tau", r"$\tau$={}"))
+        for s in ("federated", "global")
+    ]
     fig, axes = plots.panels(len(kinds), 3.6, 3.0)
-    told = [t for ax, (o, say, s) in zip(axes, kinds) for t in _lines(ax, spec, runs, o, "cifar10", s, say)]
-    return _finish(fig, axes, spec, runs, told, "Accuracy in percent against the weight of the local regulariser "
-                   "and the sampling temperature, line per algorithm.")  # fmt: skip
+    told = [
+        t
+        for ax, (o, say, s) in zip(axes, kinds)
+        for t in _lines(ax, spec, runs, o, "cifar10", s, say)
+    ]
+    return _finish(
+        fig,
+        axes,
+        spec,
+        runs,
+        told,
+        "Accuracy in percent against the weight of the local regulariser "
+        "and the sampling temperature, line per algorithm.",
+    )
 
 
 def epochs_and_aggregation(spec: Spec, runs: list[Run]) -> Drawn:
@@ -184,8 +244,15 @@ def epochs_and_aggregation(spec: Spec, runs: list[Run]) -> Drawn:
         told += _lines(ax, spec, runs, "epochs", "cifar10", strategy, "E={}")
     for ax, dataset in zip(axes[2:], _datasets(rest)):
         told += _lines(ax, spec, rest, "case_studies", dataset, "global", "+{} alone")
-    return _finish(fig, axes, spec, runs, told, "Accuracy in percent against index epochs, and with improved "
-                   "aggregation alone, line per algorithm.")  # fmt: skip
+    return _finish(
+        fig,
+        axes,
+        spec,
+        runs,
+        told,
+        "Accuracy in percent against index epochs, and with improved "
+        "aggregation alone, line per algorithm.",
+    )
 
 
 def local_training(spec: Spec, runs: list[Run]) -> Drawn:

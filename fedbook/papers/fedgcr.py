@@ -1,8 +1,10 @@
-"""FedGCR (AAAI 2024): Tables 1-14, Figure 3. Prompts on a frozen ViT; domains of unequal numbers of clients (DIF).
+"""FedGCR (AAAI 2024): Tables 1-14, Figure 3. Prompts on a frozen ViT; domains of unequal numbers of
+clients (DIF).
 
-Laptop scale keeps the published client counts and about 420 training images at every DIF, so that DIF changes who holds
-them and not how many there are. T' is kept in relation to the number of types: emoji7 has seven domains where
-DomainNet has six, so its T' is one higher than the printed one.
+Laptop scale keeps the published client counts and about 420 training images at every DIF, so that
+DIF changes who holds them and not how many there are. T' is kept in relation to the number of
+types: emoji7 has seven domains where DomainNet has six, so its T' is one higher than the printed
+one.
 """
 
 from __future__ import annotations
@@ -25,7 +27,11 @@ SCALES: dict[str, dict[str, Any]] = {
         "data": dict.fromkeys(("digit_five", "domainnet", "pacs"), {"name": "digits5_offline"}),
         "sizes": {"sizes": "rule", "scale": 0.05},
         "order": {"domainnet": (3, 4, 2, 1, 0), "pacs": (2, 0, 4, 3)},
-        "swapped": {"digit_five": (1, 0, 3, 4, 2), "domainnet": (4, 3, 2, 0, 1), "pacs": (0, 2, 3, 4)},
+        "swapped": {
+            "digit_five": (1, 0, 3, 4, 2),
+            "domainnet": (4, 3, 2, 0, 1),
+            "pacs": (0, 2, 3, 4),
+        },
         "types": {"domainnet": 5},
         "model": {"name": "vpt", "backbone": "bundled", "prompts": 4},
         "local": {**ADAMW, "lr": 2e-2, "batch_size": 16},
@@ -91,8 +97,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 MODELS = {"fedgcr": "fedgc", "fedgc_only": "fedgc"}
 TYPES = {"digit_five": 5, "domainnet": 6, "pacs": 4}
-# How hyper-parameters are chosen (fedbook tune fedgcr): for every method six trials, four learning rates with its own
-# knob as first listed, then two more values of the knob at the best rate; FedAvg, which has none, tries two more rates.
+# How hyper-parameters are chosen (fedbook tune fedgcr): for every method six trials, four learning
+# rates with its own knob as first listed, then two more values of the knob at the best rate;
+# FedAvg, which has none, tries two more rates.
 GRID = Grid(
     on=({"dataset": "digit_five", "dif": 10}, {"dataset": "pacs", "dif": 10}),
     lr=(1e-2, 2e-2, 4e-2, 8e-2),
@@ -108,7 +115,8 @@ GRID = Grid(
         "fedgcr": ("q", (1.0, 0.0, 2.0)),
     },
 )
-# What the published runs did otherwise, one at a time: (method, options of the method, options of the model).
+# What the published runs did otherwise, one at a time: (method, options of the method, options of
+# the model).
 STUDY: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "harmofl_lr_x10": ("harmofl", {"lr": 10.0}, {}),
     "fedsam_lr_x10": ("fedsam", {"lr": 10.0}, {}),
@@ -125,7 +133,9 @@ STUDY: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 def experiment(row: Row, scale: dict[str, Any], seed: int) -> Experiment | None:
-    """All clients take part; a client is tested on its domain's test set (at DIF 1 on its share of it)."""
+    """All clients take part; a client is tested on its domain's test set (at DIF 1 on its share of
+    it).
+    """
     dataset, dif = row["dataset"], row["dif"] or 10
     partition = {"name": "by_domain", "dif": dif, "test": "split" if dif == 1 else "domain"}
     partition |= scale["sizes"] or {"sizes": dataset}
@@ -135,11 +145,21 @@ def experiment(row: Row, scale: dict[str, Any], seed: int) -> Experiment | None:
         partition["order"] = list(order)
     name = VARIANTS.get(row.method, {}).get("name", row.method)
     model = scale["model"] | ({"name": MODELS[row.method]} if row.method in MODELS else {})
-    method = {"name": row.method} | VARIANTS.get(row.method, {}) | scale["local"] | scale.get(name, {})
+    method = (
+        {"name": row.method} | VARIANTS.get(row.method, {}) | scale["local"] | scale.get(name, {})
+    )
     shift = scale.get("types", {}).get(dataset, TYPES[dataset]) - TYPES[dataset]
     asked = {"clusters": row["t_prime"], "delta": row["delta"], "cluster": row["clustering_algo"]}
-    usual = {"clusters": TYPES[dataset], "delta": 0.5, "cluster": "gmm"}  # not said again: the run of the main table
-    method |= {k: v + shift if k == "clusters" else v for k, v in asked.items() if v not in (None, usual[k])}
+    usual = {
+        "clusters": TYPES[dataset],
+        "delta": 0.5,
+        "cluster": "gmm",
+    }  # not said again: the run of the main table
+    method |= {
+        k: v + shift if k == "clusters" else v
+        for k, v in asked.items()
+        if v not in (None, usual[k])
+    }
     if row["cluster_on"] == "frozen":
         method["cluster_on"] = "frozen"
     if row["quirk"] and row["on"]:
@@ -153,7 +173,10 @@ def experiment(row: Row, scale: dict[str, Any], seed: int) -> Experiment | None:
         if "scale" not in partition:
             return None  # at paper scale there are no more images
         partition["scale"] = round(partition["scale"] * row["times_images"], 4)
-    parts, every = (scale["data"][dataset], partition, model, method), scale.get("evaluate_every", 1)
+    parts, every = (
+        (scale["data"][dataset], partition, model, method),
+        scale.get("evaluate_every", 1),
+    )
     types = row.metric.startswith("knn_purity")
     return Experiment(*parts, rounds, seed, scale["name"], evaluate_every=every, type_tests=types)
 
@@ -171,7 +194,12 @@ FIGURES = {
     ),
     "quirks": Figure(
         tuple(
-            Row({"dataset": "digit_five", "dif": 10, "quirk": q, "on": on}, STUDY[q][0], "avg", "percent")
+            Row(
+                {"dataset": "digit_five", "dif": 10, "quirk": q, "on": on},
+                STUDY[q][0],
+                "avg",
+                "percent",
+            )
             for q in STUDY
             for on in (0, 1)
         ),
@@ -186,11 +214,17 @@ FIGURES = {
             for metric in ("clustering_accuracy", "avg", "sigma_type", "sigma_client")
         ),
         sorted_clients,
-        "Own study: does it matter that training blurs the groups? Clustering on h and on the frozen feature",
+        "Own study: does it matter that training blurs the groups? Clustering on h and on the "
+        "frozen feature",
     ),
     "size": Figure(
         tuple(
-            Row({"dataset": "digit_five", "dif": 10, "times_images": i, "times_rounds": r}, method, metric, "percent")
+            Row(
+                {"dataset": "digit_five", "dif": 10, "times_images": i, "times_rounds": r},
+                method,
+                metric,
+                "percent",
+            )
             for i, r in ((1, 1), (2, 2))
             for method in ("fedavg", "fedgcr")
             for metric in ("avg", "sigma_type")

@@ -1,4 +1,6 @@
-"""FGPT (2023): Tables 1-4, 6-11 and Figures 2, 3. Shared and group prompts on a frozen ViT, few classes per client."""
+"""FGPT (2023): Tables 1-4, 6-11 and Figures 2, 3. Shared and group prompts on a frozen ViT, few
+classes per client.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,23 @@ from functools import cache
 from typing import Any
 
 from fedbook.experiment import Experiment
-from fedbook.papers.draw import by_prompt_rate, global_against_worst, learning_curves, seen_and_unseen
+from fedbook.papers.draw import (
+    by_prompt_rate,
+    global_against_worst,
+    learning_curves,
+    seen_and_unseen,
+)
 from fedbook.papers.spec import Figure, Row
 from fedbook.papers.tune import Grid
 
-SGD = {"optimizer": "sgd", "lr": 1e-2, "momentum": 0.9, "weight_decay": 1e-5, "epochs": 5, "batch_size": 40}
+SGD = {
+    "optimizer": "sgd",
+    "lr": 1e-2,
+    "momentum": 0.9,
+    "weight_decay": 1e-5,
+    "epochs": 5,
+    "batch_size": 40,
+}
 LATE = list(range(50, 100))  # the bundled backbone saw classes 0-49
 SCALES: dict[str, dict[str, Any]] = {
     "smoke": {
@@ -19,7 +33,10 @@ SCALES: dict[str, dict[str, Any]] = {
         "rounds": 4,
         "evaluate_every": 4,
         "tail": 1,
-        "data": {"cifar100": {"name": "digits5_offline"}, "five_dataset": {"name": "digits5_offline"}},
+        "data": {
+            "cifar100": {"name": "digits5_offline"},
+            "five_dataset": {"name": "digits5_offline"},
+        },
         "clients": {"cifar100": 100, "five_dataset": [4] * 5},
         "sizes": [[60] * 4] * 5,
         "participation": {"cifar100": 3, "five_dataset": 4},
@@ -66,9 +83,17 @@ SCALES: dict[str, dict[str, Any]] = {
         "local": SGD,
     },
 }
-METRICS = {"accuracy": "tail", "seen_accuracy": "avg_sample", "unseen_accuracy": "unseen.avg_sample"} | {
+METRICS = {
+    "accuracy": "tail",
+    "seen_accuracy": "avg_sample",
+    "unseen_accuracy": "unseen.avg_sample",
+} | {
     name: f"extra.update.{name}"
-    for name in ("shared_prompt_similarity", "group_prompt_similarity_global", "group_prompt_similarity_local")
+    for name in (
+        "shared_prompt_similarity",
+        "group_prompt_similarity_global",
+        "group_prompt_similarity_local",
+    )
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "fgpt_u": {"name": "fgpt"},
@@ -77,7 +102,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fgpt_fedmix": {"name": "fgpt", "base": "fedmix"},
     "pt_fedavg_share": {"name": "pt_fedavg"},
 }
-MODELS: dict[str, dict[str, Any]] = {  # all others: FGPT's prompts with one group, as Table 11's PT-FedAvg
+MODELS: dict[
+    str, dict[str, Any]
+] = {  # all others: FGPT's prompts with one group, as Table 11's PT-FedAvg
     "fgpt": {"name": "fgpt"},
     "fgpt_u": {"name": "fgpt", "top_k": 5},
     "fgpt_random_key": {"name": "fgpt", "keys": "random"},
@@ -86,10 +113,15 @@ MODELS: dict[str, dict[str, Any]] = {  # all others: FGPT's prompts with one gro
     "fed_dualprompt": {"name": "fgpt", "learn_keys": True},
     "pt_fedavg_share": {"name": "vpt"},
 }
-GROUPS = {10: 20, 5: 25, 2: 25}  # classes per client -> G: the best of Table 3; for 2 nothing is printed
+GROUPS = {
+    10: 20,
+    5: 25,
+    2: 25,
+}  # classes per client -> G: the best of Table 3; for 2 nothing is printed
 
-# How hyper-parameters are chosen (fedbook tune fgpt): for every method five trials, three learning rates with its own
-# knob as first listed, then two more values of the knob at the best rate; PT-FedAvg and FGPT try two more rates.
+# How hyper-parameters are chosen (fedbook tune fgpt): for every method five trials, three learning
+# rates with its own knob as first listed, then two more values of the knob at the best rate;
+# PT-FedAvg and FGPT try two more rates.
 GRID = Grid(
     on=({"dataset": "cifar100", "partition": "pathological", "s": 5},),
     lr=(2e-2, 5e-2, 1e-1),
@@ -121,16 +153,29 @@ def experiment(row: Row, scale: dict[str, Any], seed: int) -> Experiment | None:
         }
     elif row["partition"] == "dirichlet":
         each = scale.get("per_client", 500)
-        partition = {"name": "pachinko", "clients": clients, "per_client": each, "beta": row["beta"], "beta_f": 10.0}
+        partition = {
+            "name": "pachinko",
+            "clients": clients,
+            "per_client": each,
+            "beta": row["beta"],
+            "beta_f": 10.0,
+        }
         if scale["data"][dataset]["name"] != "cifar100":  # nothing else has coarse labels
             return None
     elif row["s"] in scale["classes_per_client"]:
-        partition = {"name": "pathological", "clients": clients, "s": scale["classes_per_client"][row["s"]]}
+        partition = {
+            "name": "pathological",
+            "clients": clients,
+            "s": scale["classes_per_client"][row["s"]],
+        }
     else:
         return None
     if "limit" in scale:
         partition["limit"] = scale["limit"]
-    model = MODELS.get(row.method, {"name": "vpt", "extra": 1}) | {"backbone": scale["backbone"], "prompts": 5}
+    model = MODELS.get(row.method, {"name": "vpt", "extra": 1}) | {
+        "backbone": scale["backbone"],
+        "prompts": 5,
+    }
     if model["name"] == "fgpt":
         usual = 5 if dataset == "five_dataset" else GROUPS.get(row["s"], 20)
         model |= {"groups": row["num_groups"] or usual}
@@ -162,7 +207,9 @@ def count_parameters(row: Row) -> float:
         else:
             from timm import create_model
 
-            network = create_model("vit_base_patch16_224", num_classes=100 if row.method == "fedavg" else 0)
+            network = create_model(
+                "vit_base_patch16_224", num_classes=100 if row.method == "fedavg" else 0
+            )
         if row.method == "fgpt":
             from fedbook.models import prompts
 
@@ -172,10 +219,14 @@ def count_parameters(row: Row) -> float:
 
 @cache
 def cost_of(method: str) -> tuple[float, float]:
-    """FLOPs of one update and of one test of an image at ViT-B/16, 224 px, FGPT's query not included."""
+    """FLOPs of one update and of one test of an image at ViT-B/16, 224 px, FGPT's query not
+    included.
+    """
     from fedbook import cost
 
-    e = experiment(Row({"dataset": "cifar100", "s": 10}, method, ""), dict(SCALES["paper"], name="paper"), 0)
+    e = experiment(
+        Row({"dataset": "cifar100", "s": 10}, method, ""), dict(SCALES["paper"], name="paper"), 0
+    )
     assert e is not None
     e = dataclasses.replace(e, method={**e.method, "epochs": 1})
     counted = cost.cost(e, (3, 224, 224), 100, [500] * 100)
@@ -192,7 +243,11 @@ def cost_of_query(light: bool) -> float:
     from fedbook.cost import Counter
 
     with torch.device("meta"), torch.no_grad(), Counter() as counter:
-        network = torchvision.models.resnet50() if light else create_model("vit_base_patch16_224", num_classes=0)
+        network = (
+            torchvision.models.resnet50()
+            if light
+            else create_model("vit_base_patch16_224", num_classes=0)
+        )
         network.eval()(torch.zeros(1, 3, 224, 224))
     return float(counter.flops)
 
@@ -200,15 +255,19 @@ def cost_of_query(light: bool) -> float:
 def count_flops(row: Row) -> float:
     """Table 10, per image; a client's turn is played without doing its arithmetic (`fedbook.cost`).
 
-    An update is one epoch over the image with what the method adds: MOON's two reference passes, FedMix's derivative
-    with respect to the image. The last layer is computed for the class token only. pFedHN's hypernetwork runs on the
-    server and is not counted.
+    An update is one epoch over the image with what the method adds: MOON's two reference passes,
+    FedMix's derivative with respect to the image. The last layer is computed for the class token
+    only. pFedHN's hypernetwork runs on the server and is not counted.
     """
     update, test = cost_of("fgpt" if row.method == "fgpt_resnet" else row.method)
     if row.metric in ("training_flops_per_update", "total_flops_coefficient_of_updates"):
         return update
     query = cost_of_query(row.method == "fgpt_resnet") if row.method.startswith("fgpt") else 0.0
-    return query if row.metric in ("embedding_inference_flops", "total_flops_term_embedding") else test + query
+    return (
+        query
+        if row.metric in ("embedding_inference_flops", "total_flops_term_embedding")
+        else test + query
+    )
 
 
 MAIN = ("fgpt", "fgpt_u", "pt_fedavg", "pfedhn", "fed_dualprompt", "moon", "fedmix")
@@ -220,7 +279,8 @@ PLOTS = {"table1": learning_curves}
 COUNTS = {"table2": count_parameters, "table10": count_flops}
 FIGURES = {
     "fig2": Figure(
-        tuple(Row(s, m, "worst_client", "percent") for s in (*PATHOLOGICAL, FIVE) for m in MAIN), global_against_worst
+        tuple(Row(s, m, "worst_client", "percent") for s in (*PATHOLOGICAL, FIVE) for m in MAIN),
+        global_against_worst,
     ),
     "unseen": Figure(
         tuple(
@@ -233,13 +293,21 @@ FIGURES = {
     ),
     "prompt_rate": Figure(
         tuple(
-            Row({**PATHOLOGICAL[1], "times_prompt_lr": times}, m, metric, "percent" if metric == "accuracy" else "")
+            Row(
+                {**PATHOLOGICAL[1], "times_prompt_lr": times},
+                m,
+                metric,
+                "percent" if metric == "accuracy" else "",
+            )
             for m in ("pt_fedavg", "fgpt")
             for times in (1, 10, 50)
             for metric in ("accuracy", "shared_prompt_similarity", "group_prompt_similarity_local")
         ),
         by_prompt_rate,
-        "Own study: do the prompts move enough? A higher learning rate for prompts than for the head",
+        "Own study: do the prompts move enough? A higher learning rate for prompts than for the "
+        "head",
     ),
-    "fig3": Figure(tuple(Row(s, m, "accuracy", "percent") for s in PATHOLOGICAL for m in MAIN), learning_curves),
+    "fig3": Figure(
+        tuple(Row(s, m, "accuracy", "percent") for s in PATHOLOGICAL for m in MAIN), learning_curves
+    ),
 }

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 Todo = tuple[str, Experiment]  # the table that asked first, and the run
 
 
-def missing(specs: Iterable[Spec], scale: str, seeds: int | None, results: dict[str, Result]) -> list[Todo]:
+def missing(
+    specs: Iterable[Spec], scale: str, seeds: int | None, results: dict[str, Result]
+) -> list[Todo]:
     """The runs behind the tables that are not stored yet, each once."""
     found: dict[str, Todo] = {}
     for spec in specs:
@@ -41,7 +43,9 @@ def compute(
     tell: Callable[[str], None] = lambda line: None,
     file: str | None = None,
 ) -> list[str]:
-    """Run and store them one by one (or `jobs` at a time, one thread each); returns what went wrong, if anything."""
+    """Run and store them one by one (or `jobs` at a time, one thread each); returns what went
+    wrong, if anything.
+    """
     errors: dict[str, None] = {}
     for done, (id, experiment, outcome) in enumerate(_outcomes(todo, jobs), 1):
         head = f"{done}/{len(todo)}  {id}  {describe(experiment)}"
@@ -50,11 +54,16 @@ def compute(
             errors[str(outcome)] = None
         else:
             store.append({"spec": id, **outcome}, file or f"{id.split('/')[0]}_{experiment.scale}")
-            tell(f"{head}  {outcome['seconds']:.1f} s  accuracy {outcome['metrics']['avg_client']:.3f}")
+            tell(
+                f"{head}  {outcome['seconds']:.1f} s  accuracy "
+                f"{outcome['metrics']['avg_client']:.3f}"
+            )
     return list(errors)
 
 
-def _outcomes(todo: Sequence[Todo], jobs: int) -> Iterator[tuple[str, Experiment, Result | FedbookError]]:
+def _outcomes(
+    todo: Sequence[Todo], jobs: int
+) -> Iterator[tuple[str, Experiment, Result | FedbookError]]:
     if jobs <= 1 or len(todo) <= 1:
         for id, e in todo:
             yield id, e, _attempt(e)
@@ -83,7 +92,9 @@ def _one_thread() -> None:
     from tqdm import tqdm
 
     torch.set_num_threads(1)
-    tqdm.set_lock(threading.RLock())  # its own lock would be a semaphore left behind when the process is ended
+    tqdm.set_lock(
+        threading.RLock()
+    )  # its own lock would be a semaphore left behind when the process is ended
 
 
 def _attempt(experiment: Experiment) -> Result | FedbookError:
@@ -97,28 +108,51 @@ def default_jobs() -> int:
     """One process per core, at most eight, or a single one where a GPU does the work."""
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return 1 if torch.cuda.is_available() else min(cores, 8)
 
 
 def describe(e: Experiment) -> str:
     part = " ".join(
-        f"{k}={v}" for k, v in e.partition.items() if k in ("dif", "alpha", "s", "rho", "clients", "counts")
+        f"{k}={v}"
+        for k, v in e.partition.items()
+        if k in ("dif", "alpha", "s", "rho", "clients", "counts")
     )
     return f"{e.method['name']} {e.dataset['name']} {e.partition['name']} {part} seed={e.seed}"
 
 
-def report(spec: Spec, scale: str, results: dict[str, Result], seeds: int | None = None) -> dict[str, Any]:
+def report(
+    spec: Spec, scale: str, results: dict[str, Result], seeds: int | None = None
+) -> dict[str, Any]:
     """Paper against ours for one table or figure, ready for JSON."""
     table = spec.tabulate(scale, results, seeds)
     agree, pairs = ordering(table)
-    base: dict[str, Any] = {"id": spec.id, "paper": spec.paper, "kind": spec.kind, "title": spec.title, "scale": scale}
-    base["data"] = list(dict.fromkeys(r.experiment.dataset["name"] for r in spec.runs(scale, seeds)))
-    return base | {"built": spec.built, "rows": table, "ordering": {"agree": agree, "pairs": pairs}, "figures": []}
+    base: dict[str, Any] = {
+        "id": spec.id,
+        "paper": spec.paper,
+        "kind": spec.kind,
+        "title": spec.title,
+        "scale": scale,
+    }
+    base["data"] = list(
+        dict.fromkeys(r.experiment.dataset["name"] for r in spec.runs(scale, seeds))
+    )
+    return base | {
+        "built": spec.built,
+        "rows": table,
+        "ordering": {"agree": agree, "pairs": pairs},
+        "figures": [],
+    }
 
 
-def side_by_side(spec: Spec, scale: str, results: dict[str, Result], seeds: int | None = None) -> pd.DataFrame:
-    """Paper against ours for a notebook: a line per setting and method, two columns per metric, spread after ±."""
+def side_by_side(
+    spec: Spec, scale: str, results: dict[str, Result], seeds: int | None = None
+) -> pd.DataFrame:
+    """Paper against ours for a notebook: a line per setting and method, two columns per metric,
+    spread after ±.
+    """
     import pandas as pd
 
     rows: dict[tuple[str, str], dict[tuple[str, str], Any]] = {}
@@ -127,14 +161,21 @@ def side_by_side(spec: Spec, scale: str, results: dict[str, Result], seeds: int 
         line[r["metric"], "paper"] = _pm(r["paper"], r["paper_spread"], 2)
         line[r["metric"], "ours"] = _pm(r["ours"], r["ours_std"], 2)
         line["", "seeds"] = r["seeds"]
-    table = pd.DataFrame(list(rows.values()), index=pd.MultiIndex.from_tuples(list(rows), names=["setting", "method"]))
+    table = pd.DataFrame(
+        list(rows.values()),
+        index=pd.MultiIndex.from_tuples(list(rows), names=["setting", "method"]),
+    )
     columns: list[Any] = list(table.columns)
     table.columns = pd.MultiIndex.from_tuples(columns)
     return table[[c for c in columns if c[0]] + [("", "seeds")]]
 
 
 def draw(
-    spec: Spec, scale: str, results: dict[str, Result], folder: Path | None, seeds: int | None = None
+    spec: Spec,
+    scale: str,
+    results: dict[str, Result],
+    folder: Path | None,
+    seeds: int | None = None,
 ) -> list[Path]:
     """The figure of a spec from stored results; nothing is drawn where nothing has run."""
     runs = spec.runs(scale, seeds, results) if spec.plot is not None else []
@@ -184,13 +225,16 @@ def text(rep: dict[str, Any]) -> str:
         left = [r for r in rows if r["verdict"] == verdict]
         if left:
             have = {r["method"] for r in rows if r["verdict"] != verdict}
-            names = dict.fromkeys(r["method"] if r["method"] not in have else r["setting"] for r in left)
+            names = dict.fromkeys(
+                r["method"] if r["method"] not in have else r["setting"] for r in left
+            )
             lines.append(f"  {verdict}: {len(left)} of {len(rows)} rows ({'; '.join(names)})")
     if not rows:
         lines.append("  not built yet")
     if rep["ordering"]["pairs"] and scale != "paper":
         lines.append(
-            f"  ordering: {rep['ordering']['agree']} of {rep['ordering']['pairs']} pairs of methods as in print"
+            f"  ordering: {rep['ordering']['agree']} of {rep['ordering']['pairs']} pairs of "
+            "methods as in print"
         )
     lines += [f"  drawn: {p}" for p in rep["figures"]]
     return "\n".join(lines)

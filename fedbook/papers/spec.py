@@ -1,8 +1,10 @@
-"""A table or figure of a paper as data: its printed rows, the run behind each row at each scale, paper against ours.
+"""A table or figure of a paper as data: its printed rows, the run behind each row at each scale,
+paper against ours.
 
-A row is one printed number: settings (dataset, dif, s, ...), method, metric, value. A paper's `experiment(row, scale,
-seed)` says which run measures it, so a table needs no code of its own: adding a method to `fedbook.methods` and its
-settings to the paper's `SCALES` fills every table the method appears in.
+A row is one printed number: settings (dataset, dif, s, ...), method, metric, value. A paper's
+`experiment(row, scale, seed)` says which run measures it, so a table needs no code of its own:
+adding a method to `fedbook.methods` and its settings to the paper's `SCALES` fills every table the
+method appears in.
 """
 
 from __future__ import annotations
@@ -27,9 +29,22 @@ if TYPE_CHECKING:
 SCALES = ("smoke", "laptop", "paper")
 PUBLISHED = Path(__file__).parent / "published"
 FACTOR = {"percent": 100.0, "percentage_points": 100.0, "million": 1e-6}
-FACTOR["mflops_as_printed"] = 0.5e-9  # the printed unit is M, the numbers are billions of multiply-adds
+FACTOR["mflops_as_printed"] = (
+    0.5e-9  # the printed unit is M, the numbers are billions of multiply-adds
+)
 POINT = {"percent": 1.0, "percentage_points": 1.0, "macro_f1": 0.01, "similarity": 0.01}
-NOT_SETTINGS = {"paper", "table", "symbol", "method", "metric", "value", "std", "unit", "spread_kind", "method_label"}
+NOT_SETTINGS = {
+    "paper",
+    "table",
+    "symbol",
+    "method",
+    "metric",
+    "value",
+    "std",
+    "unit",
+    "spread_kind",
+    "method_label",
+}
 NOT_SETTINGS |= {"note"}
 
 
@@ -80,9 +95,23 @@ def read_rows(name: str) -> tuple[Row, ...]:
     rows = []
     for r in read_csv(name):
         settings = {k: number(v) for k, v in r.items() if k not in NOT_SETTINGS and v != ""}
-        settings = {k: int(v) if isinstance(v, float) and v == int(v) and k == "s" else v for k, v in settings.items()}
+        settings = {
+            k: int(v) if isinstance(v, float) and v == int(v) and k == "s" else v
+            for k, v in settings.items()
+        }
         value, std = (float(r[k]) if r[k] else None for k in ("value", "std"))
-        rows.append(Row(settings, r["method"], r["metric"], r["unit"], value, std, r["spread_kind"], r["note"]))
+        rows.append(
+            Row(
+                settings,
+                r["method"],
+                r["metric"],
+                r["unit"],
+                value,
+                std,
+                r["spread_kind"],
+                r["note"],
+            )
+        )
     return tuple(rows)
 
 
@@ -130,8 +159,14 @@ class Spec:
         return self.count is not None and row.metric not in self.module.METRICS
 
     def experiment(self, row: Row, scale: str, seed: int) -> Experiment | None:
-        """The run behind a row, or None if its method, or the drawing of its figure, is not there yet."""
-        if self.counted(row) or scale not in self.module.SCALES or (self.kind != "table" and self.plot is None):
+        """The run behind a row, or None if its method, or the drawing of its figure, is not there
+        yet.
+        """
+        if (
+            self.counted(row)
+            or scale not in self.module.SCALES
+            or (self.kind != "table" and self.plot is None)
+        ):
             return None
         e = self.module.experiment(row, dict(self.module.SCALES[scale], name=scale), seed)
         return e if e is not None and e.built else None
@@ -139,13 +174,19 @@ class Spec:
     @cached_property
     def _built(self) -> tuple[bool, ...]:
         def ready(r: Row) -> bool:
-            return self.counted(r) or r.metric in self._derived or any(self.experiment(r, s, 0) for s in SCALES)
+            return (
+                self.counted(r)
+                or r.metric in self._derived
+                or any(self.experiment(r, s, 0) for s in SCALES)
+            )
 
         return tuple(ready(r) for r in self.rows)
 
     @property
     def _derived(self) -> dict[str, Callable[[Spec, Row, Sequence[Run]], list[tuple[int, float]]]]:
-        """Metrics that follow from several runs, as a paper's DERIVED says: `f(spec, row, runs) -> [(seed, value)]`."""
+        """Metrics that follow from several runs, as a paper's DERIVED says: `f(spec, row, runs) ->
+        [(seed, value)]`.
+        """
         return getattr(self.module, "DERIVED", {})
 
     @property
@@ -156,12 +197,18 @@ class Spec:
         return "yes" if self.rows and all(self._built) else "partial" if any(self._built) else "no"
 
     def seeds(self, scale: str, seeds: int | None = None) -> int:
-        """How often a table is repeated: as asked for, else the scale's number, which may differ for single tables."""
+        """How often a table is repeated: as asked for, else the scale's number, which may differ
+        for single tables.
+        """
         own = self.module.SCALES[scale]
         return seeds or own.get("seeds_of", {}).get(self.name, own.get("seeds", 1))
 
-    def runs(self, scale: str, seeds: int | None = None, results: dict[str, Result] | None = None) -> list[Run]:
-        """Every run behind the table at a scale, once each, with its stored result where there is one."""
+    def runs(
+        self, scale: str, seeds: int | None = None, results: dict[str, Result] | None = None
+    ) -> list[Run]:
+        """Every run behind the table at a scale, once each, with its stored result where there is
+        one.
+        """
         found: dict[tuple[str, str, int], Run] = {}
         for row in self.rows:
             for seed in range(self.seeds(scale, seeds)):
@@ -176,16 +223,23 @@ class Spec:
             assert self.count is not None
             return [(0, self.count(row) * FACTOR.get(row.unit, 1.0))]
         if row.metric in self._derived:
-            return [(s, v * FACTOR.get(row.unit, 1.0)) for s, v in self._derived[row.metric](self, row, runs)]
+            return [
+                (s, v * FACTOR.get(row.unit, 1.0))
+                for s, v in self._derived[row.metric](self, row, runs)
+            ]
         tag, out = (row.setting, row.method), []
         for run in runs:
             if run.result is not None and (run.row.setting, run.row.method) == tag:
-                value = lookup(run.result["metrics"], self.module.METRICS.get(row.metric, row.metric))
+                value = lookup(
+                    run.result["metrics"], self.module.METRICS.get(row.metric, row.metric)
+                )
                 if value is not None:
                     out.append((run.seed, value * FACTOR.get(row.unit, 1.0)))
         return out
 
-    def tabulate(self, scale: str, results: dict[str, Result], seeds: int | None = None) -> list[dict[str, Any]]:
+    def tabulate(
+        self, scale: str, results: dict[str, Result], seeds: int | None = None
+    ) -> list[dict[str, Any]]:
         """Paper against ours, one dict per printed row; a verdict only at paper scale."""
         runs = self.runs(scale, seeds, results)
         table = []
@@ -211,7 +265,9 @@ class Spec:
             )
         return table
 
-    def _verdict(self, row: Row, scale: str, ours: float | None, spread: float | None, built: bool) -> str:
+    def _verdict(
+        self, row: Row, scale: str, ours: float | None, spread: float | None, built: bool
+    ) -> str:
         if not built:
             return "not built yet"
         if ours is None:
@@ -224,17 +280,26 @@ class Spec:
 
 
 def tolerance(row: Row, spread: float | None) -> float:
-    """How far ours may lie from print to count as reproduced: a point, two standard deviations, half a digit."""
+    """How far ours may lie from print to count as reproduced: a point, two standard deviations,
+    half a digit.
+    """
     printed = printed_std(row) or 0.0
-    digits = 0.5 * 10.0 ** -len(str(row.value).partition(".")[2].rstrip("0")) if row.unit == "million" else 0.0
+    digits = (
+        0.5 * 10.0 ** -len(str(row.value).partition(".")[2].rstrip("0"))
+        if row.unit == "million"
+        else 0.0
+    )
     return max(
-        POINT.get(row.unit, 0.05 * abs(row.value or 0)) if not digits else digits, 2 * math.hypot(printed, spread or 0)
+        POINT.get(row.unit, 0.05 * abs(row.value or 0)) if not digits else digits,
+        2 * math.hypot(printed, spread or 0),
     )
 
 
 def printed_std(row: Row) -> float | None:
     """The printed spread as a standard deviation (FGPT prints variances)."""
-    return math.sqrt(row.std) if row.std is not None and row.spread.startswith("variance") else row.std
+    return (
+        math.sqrt(row.std) if row.std is not None and row.spread.startswith("variance") else row.std
+    )
 
 
 def lookup(values: dict[str, Any], path: str) -> float | None:
@@ -246,7 +311,9 @@ def lookup(values: dict[str, Any], path: str) -> float | None:
 
 
 def ordering(table: Iterable[dict[str, Any]]) -> tuple[int, int]:
-    """(pairs of methods that ours orders as print does, pairs compared), within each setting and metric."""
+    """(pairs of methods that ours orders as print does, pairs compared), within each setting and
+    metric.
+    """
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for r in table:
         if r["paper"] is not None and r["ours"] is not None:
@@ -261,8 +328,11 @@ def ordering(table: Iterable[dict[str, Any]]) -> tuple[int, int]:
     return agree, total
 
 
-def frame(specs: Iterable[Spec], scale: str, results: dict[str, Result] | None = None) -> pd.DataFrame:
-    """Tidy numbers of one paper for its claims: printed ones (scale="published"), or ours with one row per seed.
+def frame(
+    specs: Iterable[Spec], scale: str, results: dict[str, Result] | None = None
+) -> pd.DataFrame:
+    """Tidy numbers of one paper for its claims: printed ones (scale="published"), or ours with one
+    row per seed.
 
     Columns: table ("table1", "fig3"), the settings, method, metric, value, std, seed, scale.
     """
@@ -272,13 +342,30 @@ def frame(specs: Iterable[Spec], scale: str, results: dict[str, Result] | None =
     for spec in specs:
         runs = spec.runs(scale, None, results) if scale != "published" else []
         for row in spec.rows:
-            base = {"table": spec.name, **row.settings, "method": row.method, "metric": row.metric, "scale": scale}
+            base = {
+                "table": spec.name,
+                **row.settings,
+                "method": row.method,
+                "metric": row.metric,
+                "scale": scale,
+            }
             if scale == "published":
                 out.append({**base, "value": row.value, "std": printed_std(row), "seed": 0})
                 if row.spread.startswith("variance"):
-                    out.append({**base, "metric": "spread", "value": printed_std(row), "std": None, "seed": 0})
+                    out.append(
+                        {
+                            **base,
+                            "metric": "spread",
+                            "value": printed_std(row),
+                            "std": None,
+                            "seed": 0,
+                        }
+                    )
             else:
-                out += [{**base, "value": v, "std": None, "seed": s} for s, v in spec.measured(row, runs)]
+                out += [
+                    {**base, "value": v, "std": None, "seed": s}
+                    for s, v in spec.measured(row, runs)
+                ]
         for run in runs:
             out += _curves(spec, run, scale)
     columns = ["table", "method", "metric", "value", "std", "seed", "scale"]
@@ -287,23 +374,36 @@ def frame(specs: Iterable[Spec], scale: str, results: dict[str, Result] | None =
 
 
 def _curves(spec: Spec, run: Run, scale: str) -> list[dict[str, Any]]:
-    """What a run measured at every round, as rows with a `round`; and its spread over the last rounds."""
+    """What a run measured at every round, as rows with a `round`; and its spread over the last
+    rounds.
+    """
     if run.result is None:
         return []
     m = run.result["metrics"]
-    base = {"table": spec.name, **run.row.settings, "method": run.row.method, "scale": scale, "std": None}
+    base = {
+        "table": spec.name,
+        **run.row.settings,
+        "method": run.row.method,
+        "scale": scale,
+        "std": None,
+    }
     base["seed"] = run.seed
     rows = []
     if m.get("tail_std") is not None:
         rows.append({**base, "metric": "spread", "value": 100 * m["tail_std"]})
     if spec.kind == "figure":
         for name, values in m.get("curves", {}).items():
-            rows += [{**base, "metric": f"curve.{name}", "round": r, "value": v} for r, v in zip(m["rounds"], values)]
+            rows += [
+                {**base, "metric": f"curve.{name}", "round": r, "value": v}
+                for r, v in zip(m["rounds"], values)
+            ]
     return rows
 
 
 def estimate(experiment: Experiment, results: Iterable[Result]) -> float | None:
-    """Seconds the run will take, from earlier runs of the same shape: same data and model, if possible same method."""
+    """Seconds the run will take, from earlier runs of the same shape: same data and model, if
+    possible same method.
+    """
 
     def rate(same: Callable[[Result], bool]) -> float | None:
         per_round = [r["seconds"] / r["config"]["rounds"] for r in results if same(r)]
@@ -311,4 +411,6 @@ def estimate(experiment: Experiment, results: Iterable[Result]) -> float | None:
 
     results = list(results)
     shape = lambda r: all(r["config"][k] == getattr(experiment, k) for k in ("dataset", "model"))  # noqa: E731
-    return rate(lambda r: shape(r) and r["config"]["method"]["name"] == experiment.method["name"]) or rate(shape)
+    return rate(
+        lambda r: shape(r) and r["config"]["method"]["name"] == experiment.method["name"]
+    ) or rate(shape)

@@ -1,12 +1,14 @@
-"""Hyper-parameters, chosen once, on validation data, with the same number of trials for every method.
+"""Hyper-parameters, chosen once, on validation data, with the same number of trials for every
+method.
 
-The validation samples are training samples that no client holds (`test="unused"`, or "unused_match" where a client is
-tested on its own class mix), so a trial trains on exactly the federation of seed 0 and never touches a test sample.
-Where the clients hold all of them (`by_group`), each gives up the last fifth of its own ("held_out"). First the
-learning rates, with the method's own knob as first listed; then, at the best of them, the other values of the knob. The
-score is the mean over the grid's settings of the mean accuracy over types, or of what the grid names. Every trial is a
-line of `results/<paper>_<scale>_grid.jsonl`; what was chosen is written into the paper's `SCALES` by hand, and a test
-compares the two.
+The validation samples are training samples that no client holds (`test="unused"`, or "unused_match"
+where a client is tested on its own class mix), so a trial trains on exactly the federation of seed
+0 and never touches a test sample. Where the clients hold all of them (`by_group`), each gives up
+the last fifth of its own ("held_out"). First the learning rates, with the method's own knob as
+first listed; then, at the best of them, the other values of the knob. The score is the mean over
+the grid's settings of the mean accuracy over types, or of what the grid names. Every trial is a
+line of `results/<paper>_<scale>_grid.jsonl`; what was chosen is written into the paper's `SCALES`
+by hand, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -23,13 +25,17 @@ from fedbook.experiment import Experiment
 from fedbook.papers.spec import Row, lookup
 from fedbook.results import Result, Store
 
-Knob = tuple[str | tuple[str, ...], tuple[Any, ...]]  # an option, or several that are tried together; the values
+Knob = tuple[
+    str | tuple[str, ...], tuple[Any, ...]
+]  # an option, or several that are tried together; the values
 Options = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Grid:
-    """What is tried: learning rates, one knob per method; a method without one tries `more_lr` instead."""
+    """What is tried: learning rates, one knob per method; a method without one tries `more_lr`
+    instead.
+    """
 
     on: tuple[Options, ...]
     lr: tuple[float, ...]
@@ -59,26 +65,41 @@ def turned(knob: Knob) -> list[Options]:
     return [{name: v} if isinstance(name, str) else dict(zip(name, v)) for v in values]
 
 
-def trial(module: ModuleType, scale: str, method: str, options: Options, setting: Options) -> Experiment:
-    """The run of a method with these options on one setting, scored on validation data at its end."""
+def trial(
+    module: ModuleType, scale: str, method: str, options: Options, setting: Options
+) -> Experiment:
+    """The run of a method with these options on one setting, scored on validation data at its
+    end.
+    """
     base = module.SCALES[scale]
     e = module.experiment(Row(setting, method, ""), {**base, "name": scale, method: options}, 0)
     test = {"by_domain": "unused", "by_group": "held_out"}.get(e.partition["name"], "unused_match")
     rounds = max(1, round(module.GRID.part * e.rounds))
-    return dataclasses.replace(e, partition={**e.partition, "test": test}, rounds=rounds, evaluate_every=rounds)
+    return dataclasses.replace(
+        e, partition={**e.partition, "test": test}, rounds=rounds, evaluate_every=rounds
+    )
 
 
-def scores(module: ModuleType, scale: str, results: dict[str, Result]) -> dict[str, list[tuple[Options, float]]]:
+def scores(
+    module: ModuleType, scale: str, results: dict[str, Result]
+) -> dict[str, list[tuple[Options, float]]]:
     """(options, validation score) of every trial that has been run on all settings, by method."""
     grid: Grid = module.GRID
     found: dict[str, list[tuple[Options, float]]] = {}
     for method in grid.knobs:
         tried: list[tuple[Options, float]] = []
 
-        def look(options: list[Options], method: str = method, tried: list[tuple[Options, float]] = tried) -> None:
+        def look(
+            options: list[Options], method: str = method, tried: list[tuple[Options, float]] = tried
+        ) -> None:
             for o in options:
                 runs = [results.get(trial(module, scale, method, o, s).key) for s in grid.on]
-                values = [lookup(r["metrics"], name) for r in runs if r is not None for name in grid.metrics]
+                values = [
+                    lookup(r["metrics"], name)
+                    for r in runs
+                    if r is not None
+                    for name in grid.metrics
+                ]
                 if len(values) == len(grid.on) * len(grid.metrics) and None not in values:
                     tried.append((o, fmean(v for v in values if v is not None)))
 
@@ -101,7 +122,9 @@ def complete(grid: Grid, tried: dict[str, list[tuple[Options, float]]]) -> bool:
 def tune(
     paper: str, module: ModuleType, scale: str, store: Store, jobs: int, tell: Callable[[str], None]
 ) -> tuple[dict[str, list[tuple[Options, float]]], list[str]]:
-    """Run the trials that are missing; returns all of them with their scores, and what went wrong."""
+    """Run the trials that are missing; returns all of them with their scores, and what went
+    wrong.
+    """
     from fedbook.papers.reproduce import compute
 
     if not hasattr(module, "GRID"):
@@ -114,7 +137,13 @@ def tune(
         todo = []
         for method in grid.knobs:
             ready = not second or len(tried[method]) >= len(grid.first(method))
-            options = grid.first(method) if not second else grid.second(method, best(tried[method])) if ready else []
+            options = (
+                grid.first(method)
+                if not second
+                else grid.second(method, best(tried[method]))
+                if ready
+                else []
+            )
             for o in options:
                 for setting in grid.on:
                     e = trial(module, scale, method, o, setting)
@@ -132,5 +161,7 @@ def text(tried: dict[str, list[tuple[Options, float]]]) -> str:
         chosen = best(options) if options else None
         for o, score in options:
             said = "  ".join(f"{k}={v}" for k, v in o.items())
-            lines.append(f"{method:9} {said:28} {100 * score:6.2f}{'  chosen' if o is chosen else ''}")
+            lines.append(
+                f"{method:9} {said:28} {100 * score:6.2f}{'  chosen' if o is chosen else ''}"
+            )
     return "\n".join(lines)

@@ -1,6 +1,7 @@
 """A run on disk: safetensors for tensors, JSON for the rest, never half-written, no pickle.
 
-latest.json            which files belong together (replaced atomically, so it always names a complete state)
+latest.json            which files belong together (replaced atomically, so it always names a
+                       complete state)
 state-000012.safetensors   every tensor of the state after round 12
 records.jsonl          one line per finished round; what lies beyond latest.json's length is ignored
 """
@@ -61,17 +62,22 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 class Checkpoint:
-    """The folder of one run. `identity` (method, data, seed, ...) must be the same when the run goes on."""
+    """The folder of one run. `identity` (method, data, seed, ...) must be the same when the run
+    goes on.
+    """
 
     def __init__(self, folder: str | Path, identity: dict[str, Any]) -> None:
         self.folder, self.identity = Path(folder), identity
         if self.folder.exists() and not self.folder.is_dir():
-            raise FedbookError(f"checkpoint {self.folder} is a file, a folder was expected", "name another place")
+            raise FedbookError(
+                f"checkpoint {self.folder} is a file, a folder was expected", "name another place"
+            )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise FedbookError(
-                f"cannot make the checkpoint folder {self.folder}: {error.strerror}", "name a place you may write to"
+                f"cannot make the checkpoint folder {self.folder}: {error.strerror}",
+                "name a place you may write to",
             ) from None
 
     def restore(self, device: torch.device) -> tuple[dict[str, Any], list[dict]] | None:
@@ -85,11 +91,14 @@ class Checkpoint:
             if hashlib.sha256(blob).hexdigest() != latest["sha256"]:
                 raise ValueError(f"{latest['tensors']} does not match its hash")
             state = unflatten(latest["state"], load(blob), device)
-            lines = (self.folder / "records.jsonl").read_bytes()[: latest["records_bytes"]].splitlines()
+            lines = (
+                (self.folder / "records.jsonl").read_bytes()[: latest["records_bytes"]].splitlines()
+            )
             records = [json.loads(line) for line in lines]
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise FedbookError(
-                f"the checkpoint in {self.folder} cannot be read: {error}", "delete the folder to start again"
+                f"the checkpoint in {self.folder} cannot be read: {error}",
+                "delete the folder to start again",
             ) from None
         for key, value in self.identity.items():
             if latest["identity"].get(key) != json.loads(json.dumps(value)):
@@ -100,7 +109,9 @@ class Checkpoint:
         return state, records
 
     def save(self, round: int, state: dict[str, Any], records: list[dict[str, Any]]) -> None:
-        """Keep the state after a round and the records since the last one; only the newest state stays."""
+        """Keep the state after a round and the records since the last one; only the newest state
+        stays.
+        """
         tensors: dict[str, Tensor] = {}
         nest = flatten(state, tensors)
         blob = save({k: v.clone() for k, v in tensors.items()})

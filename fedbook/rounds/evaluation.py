@@ -25,7 +25,12 @@ class Scores:
 
 @torch.no_grad()
 def predict(
-    model: nn.Module, federation: Federation, index: Tensor, device: Device, extra: dict[str, Tensor], batch: int = 512
+    model: nn.Module,
+    federation: Federation,
+    index: Tensor,
+    device: Device,
+    extra: dict[str, Tensor],
+    batch: int = 512,
 ) -> tuple[Tensor, Tensor]:
     """Loss and predicted class of each sample at `index`, in eval mode."""
     was_training = model.training
@@ -33,14 +38,18 @@ def predict(
     losses, classes = [], []
     for part in index.split(batch):
         with device.autocast():
-            logits = model(device.images(federation.inputs(part)), **{k: v[part] for k, v in extra.items()})
+            logits = model(
+                device.images(federation.inputs(part)), **{k: v[part] for k, v in extra.items()}
+            )
         losses.append(F.cross_entropy(logits.float(), federation.y[part], reduction="none"))
         classes.append(logits.argmax(1))
     model.train(was_training)
     return torch.cat(losses), torch.cat(classes)
 
 
-def score(owner: Tensor, clients: int, loss: Tensor, predicted: Tensor, y: Tensor, classes: int) -> Scores:
+def score(
+    owner: Tensor, clients: int, loss: Tensor, predicted: Tensor, y: Tensor, classes: int
+) -> Scores:
     """Means over each owner's samples; macro-F1 over the classes that occur in its labels."""
     n = torch.bincount(owner, minlength=clients)
 
@@ -68,9 +77,11 @@ def evaluate(
     device: str | Device = "auto",
     extra: dict[str, Tensor] | None = None,
 ) -> Scores:
-    """One model on every client's test (or train) samples; samples shared by several clients are computed once.
+    """One model on every client's test (or train) samples; samples shared by several clients are
+    computed once.
 
-    `federation` may be another one than the model was trained on: that is how never-seen clients are scored.
+    `federation` may be another one than the model was trained on: that is how never-seen clients
+    are scored.
     """
     device = Device.of(device)
     clients = federation.clients if clients is None else clients
@@ -80,7 +91,14 @@ def evaluate(
         model, federation, index, device, precomputed(model, federation) if extra is None else extra
     )
     owner = torch.repeat_interleave(torch.tensor([len(r) for r in rows]).to(index.device))
-    return score(owner, len(clients), loss[back], predicted[back], federation.y[index][back], federation.num_classes)
+    return score(
+        owner,
+        len(clients),
+        loss[back],
+        predicted[back],
+        federation.y[index][back],
+        federation.num_classes,
+    )
 
 
 def precomputed(model: nn.Module, federation: Federation) -> dict[str, Tensor]:

@@ -31,7 +31,9 @@ EXPLODED = 1e6  # a mean training loss beyond this is reported as divergence
 
 @dataclass
 class Record:
-    """What happened in one round. `test_*` are the global model's scores, `personal_*` the clients' own models'."""
+    """What happened in one round. `test_*` are the global model's scores, `personal_*` the clients'
+    own models'.
+    """
 
     round: int
     participants: list[int]
@@ -60,7 +62,9 @@ class Record:
 
 
 def stream(*key: int | str) -> int:
-    """A seed of its own for every (run, purpose, round, client): no draw depends on who was drawn before."""
+    """A seed of its own for every (run, purpose, round, client): no draw depends on who was drawn
+    before.
+    """
     return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:7], "big")
 
 
@@ -69,12 +73,16 @@ def generator(*key: int | str) -> torch.Generator:
 
 
 def shared_state(model: nn.Module) -> Params:
-    """What a model can share, by name: trainable parameters, and buffers unless they sit beside frozen parameters."""
+    """What a model can share, by name: trainable parameters, and buffers unless they sit beside
+    frozen parameters.
+    """
     frozen = set()
     for prefix, module in model.named_modules():
         own = list(module.parameters(recurse=False))
         if any(not p.requires_grad for p in own):
-            frozen |= {f"{prefix}.{n}" if prefix else n for n, _ in module.named_buffers(recurse=False)}
+            frozen |= {
+                f"{prefix}.{n}" if prefix else n for n, _ in module.named_buffers(recurse=False)
+            }
     return {
         name: t.detach()
         for name, t in model.state_dict(keep_vars=True).items()
@@ -121,7 +129,9 @@ class Simulation:
             ("checkpoint_every", checkpoint_every),
         ):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise FedbookError(f"{name} must be a whole number of at least 1, got {value!r}", f"try {name}=10")
+                raise FedbookError(
+                    f"{name} must be a whole number of at least 1, got {value!r}", f"try {name}=10"
+                )
         self.method, self.rounds, self.seed, self.device = method, rounds, seed, device
         self.every, self.checkpoint_every, self.quiet = evaluate_every, checkpoint_every, quiet
         self.federation = federation.to(device.torch)
@@ -130,14 +140,19 @@ class Simulation:
         for name in ("embed", "head"):
             if not callable(getattr(model, name, None)):
                 raise FedbookError(
-                    f"the model has no {name}", "offer embed(x) -> z and head(z) -> logits, or use Classifier"
+                    f"the model has no {name}",
+                    "offer embed(x) -> z and head(z) -> logits, or use Classifier",
                 )
         if type(model).forward is nn.Module.forward:
-            raise FedbookError("the model has no forward", "add forward(x, **extra) = head(embed(x, **extra))")
+            raise FedbookError(
+                "the model has no forward", "add forward(x, **extra) = head(embed(x, **extra))"
+            )
         self.model = device.place(model)
         self.live = shared_state(self.model)  # views of the resident model, written in place
         if not any(isinstance(p, nn.Parameter) for p in self.model.parameters() if p.requires_grad):
-            raise FedbookError("the model has no trainable parameter", "unfreeze its head or add prompts")
+            raise FedbookError(
+                "the model has no trainable parameter", "unfreeze its head or add prompts"
+            )
         keeps = method.personal.keeps if method.personal else lambda name: False
         self.kept = [n for n in self.live if keeps(n)]
         self.params: Params = {n: t.clone() for n, t in self.live.items() if n not in self.kept}
@@ -154,7 +169,7 @@ class Simulation:
             self.checkpoint = Checkpoint(checkpoint, self._identity())
             self._resume()
 
-    # -- iterating ------------------------------------------------------------------------------------------------
+    # -- iterating ---------------------------------------------------------------------------------
     def __iter__(self) -> Iterator[Record]:
         from tqdm.auto import tqdm
 
@@ -171,7 +186,9 @@ class Simulation:
             record = self.step(t)
             self.records.append(record)
             if self.checkpoint and (t % self.checkpoint_every == 0 or t == self.rounds):
-                self.checkpoint.save(t, self._state(), [r.to_json() for r in self.records[self.saved :]])
+                self.checkpoint.save(
+                    t, self._state(), [r.to_json() for r in self.records[self.saved :]]
+                )
                 self.saved = len(self.records)
             scores = record.personal_acc if record.test_acc is None else record.test_acc
             if scores is not None:
@@ -186,26 +203,39 @@ class Simulation:
         return self
 
     def frame(self) -> pd.DataFrame:
-        """One row per round and client: global and personal scores, and who took part with which weight."""
+        """One row per round and client: global and personal scores, and who took part with which
+        weight.
+        """
         import pandas as pd
 
         rows = []
         for r in self.records:
             weight = dict(zip(r.participants, r.weights))
             for i, c in enumerate(self.federation.clients):
-                row: dict[str, Any] = {"round": r.round, "client": c.id, "type": self.federation.type_names[c.type]}
+                row: dict[str, Any] = {
+                    "round": r.round,
+                    "client": c.id,
+                    "type": self.federation.type_names[c.type],
+                }
                 row |= {
                     "weight": weight.get(c.id, 0.0),
                     "train_loss": r.train_loss.get(c.id),
                     "train_acc": r.train_acc.get(c.id),
                 }
-                for name in ("test_loss", "test_acc", "test_f1", "personal_loss", "personal_acc", "personal_f1"):
+                for name in (
+                    "test_loss",
+                    "test_acc",
+                    "test_f1",
+                    "personal_loss",
+                    "personal_acc",
+                    "personal_f1",
+                ):
                     scores = getattr(r, name)
                     row[name] = None if scores is None else scores[i]
                 rows.append(row)
         return pd.DataFrame(rows)
 
-    # -- one round ------------------------------------------------------------------------------------------------
+    # -- one round ---------------------------------------------------------------------------------
     def step(self, t: int) -> Record:
         """Sample, measure, train, weigh, update, evaluate."""
         began = time.perf_counter()
@@ -225,7 +255,9 @@ class Simulation:
         chosen, self.state["sample"] = method.sample(  # 1. who takes part
             self.state["sample"], self.federation, t, generator(self.seed, "sample", t)
         )
-        participants = sorted(chosen)  # everything below happens in id order, whatever order they were drawn in
+        participants = sorted(
+            chosen
+        )  # everything below happens in id order, whatever order they were drawn in
         reports = [Report(id, len(self.federation.client(id).train)) for id in participants]
 
         measuring = [s for s in stages if stages[s].overrides("measure")]
@@ -281,23 +313,40 @@ class Simulation:
             if method.update.wants_uploads:
                 report.values["upload"] = upload
         mean = total.result()
-        self.params, self.state["update"] = method.update(self.state["update"], self.params, mean, reports)  # 5.
-        extra = {f"{s}.{k}": v for s, st in self.state.items() for k, v in st.get("log", {}).items()}
+        self.params, self.state["update"] = method.update(
+            self.state["update"], self.params, mean, reports
+        )  # 5.
+        extra = {
+            f"{s}.{k}": v for s, st in self.state.items() for k, v in st.get("log", {}).items()
+        }
 
         scores = personal = None
         if t % self.every == 0 or t == self.rounds:
             if not self.kept and not (method.personal and method.personal.alone):
                 self.load(self.params)
-                scores = evaluate(self.model, self.federation, None, "test", self.device, self.extra)
+                scores = evaluate(
+                    self.model, self.federation, None, "test", self.device, self.extra
+                )
             personal = self._personal(t) if method.personal else None
         found = {
             f"{kind}_{n}": getattr(of, n, None)
             for kind, of in (("test", scores), ("personal", personal))
             for n in SCORES
         }
-        return Record(t, participants, weights.default, train_loss, train_acc, up, down, 0.0, **found, extra=extra)
+        return Record(
+            t,
+            participants,
+            weights.default,
+            train_loss,
+            train_acc,
+            up,
+            down,
+            0.0,
+            **found,
+            extra=extra,
+        )
 
-    # -- its parts ------------------------------------------------------------------------------------------------
+    # -- its parts ---------------------------------------------------------------------------------
     def load(self, params: Params) -> None:
         """Write parameters into the resident model, in place."""
         copy_into(self.live, params)
@@ -312,16 +361,32 @@ class Simulation:
         rng = generator(self.seed, purpose, t, id)
         client = self.federation.client(id)
         terms = self.method.objective
-        return Local(client, self.federation, self.model, received, t, rng, self.device, terms, {}, memory, self.extra)
+        return Local(
+            client,
+            self.federation,
+            self.model,
+            received,
+            t,
+            rng,
+            self.device,
+            terms,
+            {},
+            memory,
+            self.extra,
+        )
 
     def _losses(self, ids: list[int], t: int) -> list[float]:
-        """Each client's mean loss at the model it receives, in one pass where all receive the same."""
+        """Each client's mean loss at the model it receives, in one pass where all receive the
+        same.
+        """
         clients = [self.federation.client(id) for id in ids]
         same = not self.kept and type(self.method.update).download is Update.download
         found: list[float] = []
         for group in [clients] if same else [[c] for c in clients]:
             self._turn(group[0].id, t, "measure")
-            found += evaluate(self.model, self.federation, group, "train", self.device, self.extra).loss
+            found += evaluate(
+                self.model, self.federation, group, "train", self.device, self.extra
+            ).loss
         return found
 
     def _remember(self, local: Local) -> None:
@@ -330,7 +395,9 @@ class Simulation:
 
     def _receive(self, report: Report, values: State) -> None:
         if clash := report.values.keys() & values.keys():
-            raise FedbookError(f"two stages of {self.method.name} report {sorted(clash)}", "give one another name")
+            raise FedbookError(
+                f"two stages of {self.method.name} report {sorted(clash)}", "give one another name"
+            )
         report.values |= values
 
     def _weigh(self, reports: list[Report]) -> tuple[Weights, WeightedSum]:
@@ -339,13 +406,17 @@ class Simulation:
         return weights, WeightedSum(self.params, weights)
 
     def _check(self, outcome: tuple[Tensor, Tensor], id: int, t: int) -> tuple[float, float]:
-        """The client's loss and accuracy as numbers; divergence stops the run and leaves the last good checkpoint."""
+        """The client's loss and accuracy as numbers; divergence stops the run and leaves the last
+        good checkpoint.
+        """
         norms = torch._foreach_norm([p for p in self.model.parameters() if p.requires_grad])
         loss, acc, norm = torch.stack([outcome[0], outcome[1], torch.stack(norms).sum()]).tolist()
         if not (math.isfinite(norm) and abs(loss) < EXPLODED):
             raise FedbookError(
-                f"training diverged: client {id}, round {t}, loss {loss:.3g}, parameter norm {norm:.3g}",
-                f"lower lr (now {self.method.solve.lr}) or set clip; the last good checkpoint is untouched",
+                f"training diverged: client {id}, round {t}, loss {loss:.3g}, parameter norm "
+                f"{norm:.3g}",
+                f"lower lr (now {self.method.solve.lr}) or set clip; the last good checkpoint is "
+                "untouched",
             )
         return loss, acc
 
@@ -354,13 +425,21 @@ class Simulation:
         assert self.method.personal is not None
         found = []
         for c in self.federation.clients:
-            found.append(evaluate(self.personal_model(c, t), self.federation, [c], "test", self.device, self.extra))
+            found.append(
+                evaluate(
+                    self.personal_model(c, t), self.federation, [c], "test", self.device, self.extra
+                )
+            )
         return Scores(*([x for s in found for x in getattr(s, name)] for name in SCORES))
 
     def personal_model(self, client: Client, t: int | None = None) -> nn.Module:
-        """The resident model, holding the weights this client is tested with (until the next call)."""
+        """The resident model, holding the weights this client is tested with (until the next
+        call).
+        """
         if self.method.personal is None:
-            raise FedbookError(f"{self.method.name} has no personal models", "use run.model, the global one")
+            raise FedbookError(
+                f"{self.method.name} has no personal models", "use run.model, the global one"
+            )
         known = client.id in self.memory
         local = self._turn(client.id, len(self.records) if t is None else t, "personal")
         sent = self.method.personal.send(self.state["personal"], client.id)
@@ -370,14 +449,17 @@ class Simulation:
             del self.memory[client.id]
         return self.model
 
-    # -- resuming -------------------------------------------------------------------------------------------------
+    # -- resuming ----------------------------------------------------------------------------------
     def _identity(self) -> dict[str, Any]:
-        """What must be the same when a run goes on; of the trained weights only the shapes, their values are state."""
+        """What must be the same when a run goes on; of the trained weights only the shapes, their
+        values are state.
+        """
         model = hashlib.sha256(repr([(n, tuple(t.shape)) for n, t in self.live.items()]).encode())
         for name, t in self.model.state_dict().items():
             if name not in self.live:
                 model.update(
-                    name.encode() + t.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes()
+                    name.encode()
+                    + t.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes()
                 )
         return {
             "method": self.method.describe(),
@@ -389,7 +471,12 @@ class Simulation:
 
     def _state(self) -> dict[str, Any]:
         memory = {str(id): m for id, m in self.memory.items()}
-        return {"params": self.params, "initial": self.initial, "state": self.state, "memory": memory}
+        return {
+            "params": self.params,
+            "initial": self.initial,
+            "state": self.state,
+            "memory": memory,
+        }
 
     def _resume(self) -> None:
         assert self.checkpoint is not None
@@ -426,10 +513,20 @@ def simulate(
         for record in simulate(methods.get("fedavg", lr=0.05), federation, model, rounds=20):
             print(record.round, record.test_acc)
 
-    The same seed on the same machine gives the same result bit for bit. With `checkpoint=FOLDER` a run that was
-    stopped at any instant goes on where it was and ends as if it had not been. Afterwards `run.model` holds the
-    final global weights and `run.frame()` every client's scores. The model passed in is used, not copied.
+    The same seed on the same machine gives the same result bit for bit. With `checkpoint=FOLDER` a
+    run that was stopped at any instant goes on where it was and ends as if it had not been.
+    Afterwards `run.model` holds the final global weights and `run.frame()` every client's scores.
+    The model passed in is used, not copied.
     """
     return Simulation(
-        method, federation, model, rounds, seed, Device.of(device), checkpoint, checkpoint_every, evaluate_every, quiet
+        method,
+        federation,
+        model,
+        rounds,
+        seed,
+        Device.of(device),
+        checkpoint,
+        checkpoint_every,
+        evaluate_every,
+        quiet,
     )

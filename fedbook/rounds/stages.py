@@ -6,12 +6,14 @@
     weigh      what each client counts             BySize (n_k / sum n), Equal (1 / |S|)
     update     how the server moves                Replace (by the weighted mean)
 
-and, for methods that have them, `personal`: what stays with a client and which model it is tested with.
+and, for methods that have them, `personal`: what stays with a client and which model it is tested
+with.
 
-A stage is a frozen dataclass of hyper-parameters. What it remembers between rounds lies outside it: a server `state`
-and one `memory` per client (dicts of tensors, numbers, strings and lists, all of it checkpointed). What travels is
-declared by returning it: `send` (server to client), `measure` and `end` (client to server). Those are counted in bytes,
-and so is `once`, for what is exchanged before the first round and then kept.
+A stage is a frozen dataclass of hyper-parameters. What it remembers between rounds lies outside it:
+a server `state` and one `memory` per client (dicts of tensors, numbers, strings and lists, all of
+it checkpointed). What travels is declared by returning it: `send` (server to client), `measure` and
+`end` (client to server). Those are counted in bytes, and so is `once`, for what is exchanged before
+the first round and then kept.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ Params = dict[str, Tensor]
 
 @dataclass
 class Report:
-    """What the server learns of one participant: its size, its loss at the received model, and what stages sent up."""
+    """What the server learns of one participant: its size, its loss at the received model, and what
+    stages sent up.
+    """
 
     id: int
     size: int
@@ -52,10 +56,11 @@ class Report:
 
 
 class Batch:
-    """Samples and labels; features and logits are computed once and shared by all terms of the objective.
+    """Samples and labels; features and logits are computed once and shared by all terms of the
+    objective.
 
-    An objective that asks the model about something else than the samples may leave its logits in `scored`, for the
-    training accuracy.
+    An objective that asks the model about something else than the samples may leave its logits in
+    `scored`, for the training accuracy.
     """
 
     scored: Tensor | None = None
@@ -116,16 +121,22 @@ def slots(terms: tuple[Objective, ...]) -> list[tuple[str, Objective]]:
 
 @dataclass(frozen=True)
 class Stage:
-    """What any stage may do besides its own call. Everything is optional; nothing here means plain FedAvg."""
+    """What any stage may do besides its own call. Everything is optional; nothing here means plain
+    FedAvg.
+    """
 
-    needs_loss: ClassVar[bool] = False  # True: each participant reports its mean loss at the received model
+    needs_loss: ClassVar[bool] = (
+        False  # True: each participant reports its mean loss at the received model
+    )
 
     def adapt(self, model: nn.Module, federation: Federation) -> nn.Module:
         """Wrap or extend the model before anything starts."""
         return model
 
     def once(self, federation: Federation) -> tuple[int, int]:
-        """Bytes all clients together send up and receive before round 1, for what `adapt` put into the model."""
+        """Bytes all clients together send up and receive before round 1, for what `adapt` put into
+        the model.
+        """
         return 0, 0
 
     def init(self, federation: Federation, model: nn.Module) -> State:
@@ -174,25 +185,33 @@ class Weigh(Stage):
     late: ClassVar[bool] = False  # True: weights depend on what clients report after training
 
     def __call__(self, state: State, reports: list[Report]) -> tuple[Scores, State]:
-        """Log-weights of the participants (any constant may be added), and the state for the next round."""
+        """Log-weights of the participants (any constant may be added), and the state for the next
+        round.
+        """
         raise NotImplementedError
 
 
 class Update(Stage):
-    wants_uploads: ClassVar[bool] = False  # True: `reports[k].values["upload"]` holds each participant's parameters
+    wants_uploads: ClassVar[bool] = (
+        False  # True: `reports[k].values["upload"]` holds each participant's parameters
+    )
 
     def download(self, state: State, params: Params, id: int) -> Params:
         """The parameters a client receives."""
         return params
 
-    def __call__(self, state: State, server: Params, mean: Params, reports: list[Report]) -> tuple[Params, State]:
+    def __call__(
+        self, state: State, server: Params, mean: Params, reports: list[Report]
+    ) -> tuple[Params, State]:
         """The server's next parameters from its own and the weighted mean of the participants'."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Personal(Stage):
-    """Parameters whose names match a pattern of `keep` never leave the client; everything else is shared."""
+    """Parameters whose names match a pattern of `keep` never leave the client; everything else is
+    shared.
+    """
 
     alone: ClassVar[bool] = False  # True: no global model is tested, only the clients' own
 
@@ -202,10 +221,12 @@ class Personal(Stage):
         return any(fnmatch.fnmatch(name, pattern) for pattern in self.keep)
 
     def load(self, local: Local, sent: State, memory: State) -> None:
-        """Turn `local.model`, holding the received and the client's own layers, into the model it is tested with."""
+        """Turn `local.model`, holding the received and the client's own layers, into the model it
+        is tested with.
+        """
 
 
-# -- FedAvg's five ----------------------------------------------------------------------------------------------------
+# -- FedAvg's five ---------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Uniform(Sample):
     """|S_t| clients without replacement: a number (int) or a fraction (float) of all."""
@@ -217,7 +238,8 @@ class Uniform(Sample):
         wanted = p if isinstance(p, int) else max(1, round(p * clients))
         if not 1 <= wanted <= clients or (isinstance(p, float) and not 0 < p <= 1):
             raise FedbookError(
-                f"participation must be a fraction in (0, 1] or a number of the {clients} clients, got {p!r}",
+                f"participation must be a fraction in (0, 1] or a number of the {clients} "
+                f"clients, got {p!r}",
                 "1.0 means everybody",
             )
         return wanted
@@ -239,7 +261,8 @@ class CrossEntropy(Objective):
 class LocalSolver(Stage):
     """E epochs of SGD or AdamW, started afresh each round.
 
-    `groups` gives some parameters settings of their own: (("prompts*", {"lr": 1e-2}), ...), first match wins.
+    `groups` gives some parameters settings of their own: (("prompts*", {"lr": 1e-2}), ...), first
+    match wins.
     """
 
     epochs: int = 1
@@ -256,12 +279,17 @@ class LocalSolver(Stage):
             value = getattr(self, name)
             if not isinstance(value, int) or value < low:
                 raise FedbookError(
-                    f"{name} must be a whole number of at least {low}, got {value!r}", f"try {name}={low}"
+                    f"{name} must be a whole number of at least {low}, got {value!r}",
+                    f"try {name}={low}",
                 )
         if not (self.lr >= 0 and math.isfinite(self.lr)):
-            raise FedbookError(f"lr must be a finite number of at least 0, got {self.lr!r}", "try lr=0.1")
+            raise FedbookError(
+                f"lr must be a finite number of at least 0, got {self.lr!r}", "try lr=0.1"
+            )
         if self.optimizer not in ("sgd", "adamw"):
-            raise FedbookError(f"optimizer must be 'sgd' or 'adamw', got {self.optimizer!r}", "pick one of the two")
+            raise FedbookError(
+                f"optimizer must be 'sgd' or 'adamw', got {self.optimizer!r}", "pick one of the two"
+            )
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
@@ -273,7 +301,9 @@ class LocalSolver(Stage):
                 groups.append({"params": [p for _, p in chosen], **settings})
         if self.optimizer == "adamw":
             return torch.optim.AdamW(groups, lr=self.lr, weight_decay=self.weight_decay)
-        return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        return torch.optim.SGD(
+            groups, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
+        )
 
     def step(self, local: Local, optimizer: torch.optim.Optimizer, batch: Batch) -> Tensor:
         """One move on one batch; returns the loss before it."""
@@ -289,7 +319,9 @@ class LocalSolver(Stage):
             nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], self.clip)
 
     def __call__(self, local: Local, sent: State, memory: State) -> tuple[Tensor, Tensor]:
-        """Train; returns the mean loss and accuracy over the last epoch's batches, as they were met."""
+        """Train; returns the mean loss and accuracy over the last epoch's batches, as they were
+        met.
+        """
         optimizer = self.build(local.model)
         local.model.train()
         for _ in range(self.epochs):
@@ -297,7 +329,9 @@ class LocalSolver(Stage):
             hits = torch.zeros((), device=local.federation.device)
             for batch in local.batches(self.batch_size):
                 loss += self.step(local, optimizer, batch) * len(batch.y)
-                logits = batch.__dict__.get("logits", batch.scored)  # an objective may never ask for the plain ones
+                logits = batch.__dict__.get(
+                    "logits", batch.scored
+                )  # an objective may never ask for the plain ones
                 if logits is not None:
                     hits += (logits.detach().argmax(1) == batch.y).sum()
         return loss / len(local.client.train), hits / len(local.client.train)
@@ -323,13 +357,17 @@ class Equal(Weigh):
 class Replace(Update):
     """w^{t+1} = the weighted mean."""
 
-    def __call__(self, state: State, server: Params, mean: Params, reports: list[Report]) -> tuple[Params, State]:
+    def __call__(
+        self, state: State, server: Params, mean: Params, reports: list[Report]
+    ) -> tuple[Params, State]:
         return mean, state
 
 
 @dataclass(frozen=True)
 class Method:
-    """A composition of stages. `method.replace(weigh=...)` is a new method that differs in one of them."""
+    """A composition of stages. `method.replace(weigh=...)` is a new method that differs in one of
+    them.
+    """
 
     name: str
     sample: Sample = Uniform()
@@ -344,7 +382,11 @@ class Method:
 
     def stages(self) -> dict[str, Stage]:
         """Every stage by its slot, in the order in which they act."""
-        found: dict[str, Stage] = {"sample": self.sample, **dict(slots(self.objective)), "solve": self.solve}
+        found: dict[str, Stage] = {
+            "sample": self.sample,
+            **dict(slots(self.objective)),
+            "solve": self.solve,
+        }
         found |= {"weigh": self.weigh, "update": self.update}
         return found if self.personal is None else {**found, "personal": self.personal}
 
