@@ -1,6 +1,5 @@
 """The command `fedbook`: look, run, compare, check, draw. Heavy imports happen inside the commands
-that need them.
-"""
+that need them."""
 
 from __future__ import annotations
 

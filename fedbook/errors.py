@@ -1,6 +1,5 @@
 """One error for everything a user can put right: what was expected, what came, and what to do about
-it.
-"""
+it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """One run as plain data: what is learnt, by whom, with which method. Its hash is the key of its
-result.
-"""
+result."""
 
 from __future__ import annotations
 

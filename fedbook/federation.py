@@ -1,6 +1,5 @@
 """The one noun everything takes: a federation is tensors held once, and clients that are index
-arrays into them.
-"""
+arrays into them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """What notebooks share: an opening line about the surroundings, figures with descriptions, checked
-answers.
-"""
+answers."""
 
 from __future__ import annotations
 

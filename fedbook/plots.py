@@ -1,6 +1,5 @@
 """Every picture. Okabe-Ito colours; colour, marker and line style are fixed per method in every
-figure of the book.
-"""
+figure of the book."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Sliders over a picture: a plotting function, one slider per argument. Nothing is trained while a
-slider moves.
-"""
+slider moves."""
 
 from __future__ import annotations
 

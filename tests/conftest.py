@@ -1,6 +1,5 @@
 """Small federations that every test may use, and one thread so that numbers are the same
-everywhere.
-"""
+everywhere."""
 
 import os
 

@@ -1,6 +1,5 @@
 """Frozen backbones: what comes back, where weights come from, what happens offline, and that
-pretraining resumes.
-"""
+pretraining resumes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The benchmark compares equals: both loops end with the same weights, and it reports what it
-promises.
-"""
+promises."""
 
 from fedbook import bench
 

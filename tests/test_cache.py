@@ -1,6 +1,5 @@
 """Per-image caches: the same numbers as without, computed once, within a budget, never for other
-images or weights.
-"""
+images or weights."""
 
 import dataclasses
 

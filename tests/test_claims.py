@@ -1,6 +1,5 @@
 """Each claim first meets the printed numbers; then made-up results, to see that it can hold, fail
-and stay untested.
-"""
+and stay untested."""
 
 import json
 

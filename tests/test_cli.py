@@ -1,6 +1,5 @@
 """The command line: every bad input is one line with a hint, every command has its shape, nothing
-is computed twice.
-"""
+is computed twice."""
 
 import json
 import os

@@ -1,6 +1,5 @@
 """Client2Vec's three case studies: probabilities, weights and losses by hand, and what is left of
-the base method.
-"""
+the base method."""
 
 import dataclasses
 import itertools

@@ -1,6 +1,5 @@
 """Client indices: what they are the mean of, how similar clients are, and that they find a
-federation's types.
-"""
+federation's types."""
 
 import dataclasses
 

@@ -1,6 +1,5 @@
 """The image-text pairs: length one, the same every time, style kept, and hub folders loaded as CLIP
-itself would.
-"""
+itself would."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Datasets: what the offline ones contain, what happens to broken files, every real one from
-stand-in files.
-"""
+stand-in files."""
 
 import errno
 import importlib.util

@@ -1,6 +1,5 @@
 """The downloader against a server on this machine that breaks off, ignores ranges or sends the
-wrong file.
-"""
+wrong file."""
 
 import bz2
 import gzip

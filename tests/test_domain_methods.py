@@ -1,6 +1,5 @@
 """FedSAM, Harmo-FL and FedMix: steps, spectra and expansions, checked against what they are made
-of.
-"""
+of."""
 
 import dataclasses
 

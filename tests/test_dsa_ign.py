@@ -1,6 +1,5 @@
 """DSA-IGN: its shape as printed, the position code it needs, the four losses by hand, and torch's
-layer as witness.
-"""
+layer as witness."""
 
 import math
 

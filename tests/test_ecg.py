@@ -1,6 +1,5 @@
 """Heartbeats: WFDB records written here and read back, the published counts, the generator, and the
-networks.
-"""
+networks."""
 
 import hashlib
 import sys

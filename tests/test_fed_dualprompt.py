@@ -1,6 +1,4 @@
-"""Fed-DualPrompt: the pull on keys by hand, which keys move, and what remains of FGPT
-without it.
-"""
+"""Fed-DualPrompt: the pull on keys by hand, which keys move, and what FGPT is without it."""
 
 import copy
 import dataclasses

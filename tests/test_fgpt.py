@@ -1,6 +1,5 @@
 """FGPT: weights group by group by hand, what stays where it is, its reductions and variants, and
-clients never seen.
-"""
+clients never seen."""
 
 import copy
 import dataclasses

@@ -1,6 +1,5 @@
 """GRP-FED: the power that adapts, weights in the log domain, and a personal extractor held by a
-discriminator.
-"""
+discriminator."""
 
 import copy
 import dataclasses

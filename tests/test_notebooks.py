@@ -1,6 +1,5 @@
 """The notebooks as committed: run, really compared by nbval, readable, described, and free of
-machine traces.
-"""
+machine traces."""
 
 import json
 import re

@@ -1,6 +1,5 @@
 """Every table and figure is there, its runs follow from its printed rows, and paper stands beside
-ours.
-"""
+ours."""
 
 import csv
 import dataclasses

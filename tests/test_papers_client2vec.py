@@ -1,6 +1,5 @@
 """Client2Vec's tables and figures: which runs are shared, what follows from several runs, what is
-drawn.
-"""
+drawn."""
 
 import pytest
 

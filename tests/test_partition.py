@@ -1,6 +1,5 @@
 """Partitions: published client counts and sizes, invariants under random inputs, and refusal of
-what cannot be done.
-"""
+what cannot be done."""
 
 import numpy as np
 import pytest

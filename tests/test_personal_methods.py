@@ -1,6 +1,5 @@
 """Local, LG-FedAvg, per-FedAvg and pFedMe: reductions, and a quadratic where every step is known in
-closed form.
-"""
+closed form."""
 
 import dataclasses
 

@@ -1,6 +1,5 @@
 """pFedHN: the hypernetwork's step against autograd, what it is when it is the identity, and who is
-tested with what.
-"""
+tested with what."""
 
 import copy
 import dataclasses

@@ -1,6 +1,5 @@
 """The store: whole lines only, the newest of a key, no interleaving, nothing half-used after a kill
-or a full disk.
-"""
+or a full disk."""
 
 import json
 import multiprocessing

@@ -1,6 +1,4 @@
-"""Shakespeare by role: how texts are read, cut and split, and that no character is on both
-sides.
-"""
+"""Shakespeare by role: how texts are read, cut and split; no character is on both sides."""
 
 import json
 

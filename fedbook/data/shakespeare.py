@@ -9,12 +9,9 @@ left out. As Client2Vec asks for it (appendix D.2), roles with fewer than 40 sam
 and roles are taken in random order until they hold a tenth of all samples. It is read from what
 lies in the folder shakespeare/ of the data folder, the first of:
 
-    leaf/train/*.json and leaf/test/*.json     as LEAF's preprocessing writes them; sampled and
-                                               split already
-    plays/*.txt                                one file per play: roles at the margin, their lines
-                                               indented
-    *.txt                                      "Role:" and its lines, blank lines between
-                                               (tinyshakespeare; no plays)
+    leaf/train/*.json and leaf/test/*.json  as LEAF's preprocessing writes them, split already
+    plays/*.txt                         one file per play: roles at the margin, their lines indented
+    *.txt                     "Role:" and its lines, blank lines between (tinyshakespeare; no plays)
 
 Lines that begin with Enter, Exit and the like are stage directions and dropped. Characters outside
 LEAF's alphabet of 80 are dropped. Not the same as LEAF's own text, which is Project Gutenberg's,

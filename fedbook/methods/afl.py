@@ -4,10 +4,8 @@ mixture of clients.
 Mohri, Sivek and Suresh, "Agnostic Federated Learning", ICML 2019.
 
     min_w max_lambda sum_i lambda_i F_i(w),    lambda on the simplex
-    w^{t+1}      = w^t - eta sum_i lambda_i^t grad F_i(w^t)
-                  (a)
-    lambda^{t+1} = Proj(lambda^t + eta_lam [F_i(w^t)]),    Proj = nearest point of the simplex
-                                                           (b)
+    w^{t+1}      = w^t - eta sum_i lambda_i^t grad F_i(w^t)                                      (a)
+    lambda^{t+1} = Proj(lambda^t + eta_lam [F_i(w^t)]),    Proj = nearest point of the simplex   (b)
 
 | symbol | here | default | where |
 |---|---|---|---|

@@ -5,25 +5,18 @@ Client Indexing", 2024, section 4. The index beta and the similarity S are
 `methods/client_index.py`; C^t are the clients of round t.
 
 (i) who takes part: those like the clients of the round before, unless they took part lately
-    p_i^t = exp(S(beta_i, C^{t-1}) / tau) / sum_j exp(S(beta_j, C^{t-1}) / tau)
-                                            (1)
+    p_i^t = exp(S(beta_i, C^{t-1}) / tau) / sum_j exp(S(beta_j, C^{t-1}) / tau)                  (1)
     0 for clients drawn within the last M / (2 |C|) rounds
 (ii) what each counts: those like the clients of all rounds so far, more
     A_i^t = sum_{s=1..t} gamma^{t-s} S(beta_i, C^s) = gamma A_i^{t-1} + S(beta_i, C^t)
-    max_p sum_i p_i A_i^t + lambda_1 sum_i p_i log(q_i^t / p_i),    sum_i p_i = 1
-                                            (2)
-    p_{i,g}^t ~ q_i^t exp(A_i^t / lambda_1)
-                                            (3)
+    max_p sum_i p_i A_i^t + lambda_1 sum_i p_i log(q_i^t / p_i),    sum_i p_i = 1                (2)
+    p_{i,g}^t ~ q_i^t exp(A_i^t / lambda_1)                                                      (3)
 (iii) what a client minimises: features that say nothing of clients
-    l = L_cls + w || z_P B^f ||_1 + w KL(f(z), f_P(z_P)),    z_P = z P
-                                            (4)
+    l = L_cls + w || z_P B^f ||_1 + w KL(f(z), f_P(z_P)),    z_P = z P                           (4)
 
-    client2vec("fedavgm", lr=0.05)                                              # all three on top
-                                        of FedAvgM
-    client2vec(fedgcr(), index, sampling=False, local=False)                    # (ii) alone, any
-                                        method, any index
-    get("client2vec", base="moon", case_studies="i+ii", strategy="federated")   # as the tables name
-                                        it
+    client2vec("fedavgm", lr=0.05)                                     # all three on top of FedAvgM
+    client2vec(fedgcr(), index, sampling=False, local=False)     # (ii) alone, any method, any index
+    get("client2vec", base="moon", case_studies="i+ii", strategy="federated")  # as in the tables
 
 | symbol | here | default | where |
 |---|---|---|---|
@@ -40,16 +33,15 @@ weights of its own keeps them as q.
 
 Differs from the paper, where it leaves things open:
 - Round 1 has no C^0 and draws uniformly. Draws are without replacement, each renormalised over
-  those left. The window
-  is rounded down; then those banned are at most half, and enough are always left.
+  those left. The window is rounded down; then those banned are at most half, and enough are always
+  left.
 - || z_P B^f ||_1 is the mean over samples and clients, with beta^f at length one, so that w means
-  the same for any
-  number of clients; `reduction="sum"` is the sum over clients of the raw vectors, as printed.
+  the same for any number of clients; `reduction="sum"` is the sum over clients of the raw vectors,
+  as printed.
 - KL(softmax f(z) || softmax f_P(z_P)), with gradients to both sides (`detach=True`: to the
   projected side alone).
 - "local_model_weights" (Table 2): B^f holds the classifier weights with which each client last
-  ended; as they change
-  every round, (i) and (ii) are left out, as in the paper.
+  ended; as they change every round, (i) and (ii) are left out, as in the paper.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
 """Client indices: one vector per client that tells how its data differ from others' (Client2Vec,
 section 3).
 
-    beta_i^f = mean_j u_ij,    beta_i^l = mean_j L_ij,    beta_i = [beta_i^f; beta_i^l]
-                                   (a)
-    S(i, C)  = (1 / 2 N_C) sum_{j in C} N_j (cos(beta_i^f, beta_j^f) + cos(beta_i^l, beta_j^l))
-                (b)
+    beta_i^f = mean_j u_ij,    beta_i^l = mean_j L_ij,    beta_i = [beta_i^f; beta_i^l]          (a)
+    S(i, C)  = (1 / 2 N_C) sum_{j in C} N_j (cos(beta_i^f, beta_j^f) + cos(beta_i^l, beta_j^l))  (b)
 
-    index = client_index(federation)                           # GLOBAL: the server trains on 128
-                                        pairs of each client
-    index = client_index(federation, strategy="federated")     # FedAvg of the network, pairs stay
-                                        at home
+    index = client_index(federation)         # GLOBAL: the server trains on 128 pairs of each client
+    index = client_index(federation, strategy="federated")  # FedAvg; pairs stay at home
     index = client_index(federation, kind="feature_average")   # a baseline of Table 2, no network
 
 u comes from `models.dsa_ign`, L from the text encoder of `models.clip`; embeddings are computed

@@ -1,7 +1,6 @@
 """Anonymised clustering: which clients are of one type, from one vector each (FedGCR, section 3.2).
 
-    h_k = (1/|C_k|) sum_{c in C_k} (1/|D_{k,c}|) sum_{x in D_{k,c}} h(x)          (4), C_k: the
-                                        classes client k has
+    h_k = (1/|C_k|) sum_{c in C_k} (1/|D_{k,c}|) sum_{x in D_{k,c}} h(x)  (4), C_k: its classes
     g, H = Cluster({h_k}, T'),   H_t = mean of h_k over cluster t                  Alg. 1, line 6
 
 A few dozen vectors of several hundred dimensions are too few for a full covariance: it is little

@@ -5,10 +5,8 @@ from Wang et al., "DualPrompt: Complementary Prompting for Rehearsal-free Contin
 2022.
 
     g(x) = argmax_g cos(h(x), b_g)
-    l    = CE - c cos(h(x), b_g(x))
-              (pull)
-    [W_C, P_S, P_G, B] <- sum_{i in S_t} alpha_i [W_C, P_S, P_G, B]_i,   alpha_i = N_i / sum_{j in
-                                        S_t} N_j
+    l    = CE - c cos(h(x), b_g(x))                                                           (pull)
+    [W_C, P_S, P_G, B] <- sum_{i in S_t} alpha_i [W_C, P_S, P_G, B]_i, alpha_i = N_i / sum_j N_j
 
 The model is `models.build("fgpt", federation, learn_keys=True)`: shared prompts at layer 1, one of
 G at layer u. FGPT is this method without (pull), with keys that stay where they were drawn, and

@@ -5,20 +5,15 @@ Cheng, Yeh, Chen, Pastor and Chen, "FedGCR: Achieving Performance and Fairness f
 Learning with Distinct Client Types via Group Customization and Reweighting", AAAI 2024. FedGC's
 model is `models.build("fedgc", federation)`.
 
-    l    = l_CE + lambda_1 l_GC + lambda_2 l_RA
-               (6)
-    l_GC = -log exp(h.H_i / tau) / (exp(h.h_prev / tau) + sum_t exp(h.H_t / tau))
-                                              (7)
-    l_RA = -log exp(z.z_0 / tau) / (exp(z.z_0 / tau) + exp(z.z_prev / tau))
-                                              (8)
-    w_k ~ omega_k (L_k^(1-beta) Ltil_g(k)^beta)^(q+1),   Ltil_i = mean of L over cluster i      (3),
-                                        Alg. 1 line 9
-    beta = delta (1 - gamma^(r-1))
-                                              (5)
+    l    = l_CE + lambda_1 l_GC + lambda_2 l_RA                                                  (6)
+    l_GC = -log exp(h.H_i / tau) / (exp(h.h_prev / tau) + sum_t exp(h.H_t / tau))                (7)
+    l_RA = -log exp(z.z_0 / tau) / (exp(z.z_0 / tau) + exp(z.z_prev / tau))                      (8)
+    w_k ~ omega_k (L_k^(1-beta) Ltil_g(k)^beta)^(q+1),   Ltil_i: mean of L over cluster i   (3)
+    beta = delta (1 - gamma^(r-1))                                                               (5)
 
-    fedgr  = fedavg.replace(weigh=GroupReweighting(clusters=5)) fedgc  =
-    fedavg.replace(objective=(CrossEntropy(), GroupCustomization(0.5),
-    RepresentationAlignment(0.1))) fedgcr = fedgc.replace(weigh=GroupReweighting(clusters=5))
+    fedgr  = fedavg.replace(weigh=GroupReweighting(clusters=5))
+    fedgc  = fedavg.replace(objective=(CrossEntropy(), GroupCustomization(), ModelContrast()))
+    fedgcr = fedgc.replace(weigh=GroupReweighting(clusters=5))
 
 | symbol | here | default | where |
 |---|---|---|---|
@@ -36,19 +31,16 @@ previous parameters.
 
 Differs from the paper, each for a reason:
 - h.H is the cosine (as in the authors' code); raw products of several hundred numbers over tau =
-  0.5 saturate the
-  softmax. `similarity="dot"` is the printed form.
+  0.5 saturate the softmax. `similarity="dot"` is the printed form.
 - h_k and L_k are measured at the received model, on all the client's samples: comparable across
-  clients. Algorithm 1
-  takes both from local training, where L adds l_CE to itself.
+  clients. Algorithm 1 takes both from local training, where L adds l_CE to itself.
 - The weights are normalised. Algorithm 1 line 9 as printed multiplies the model by their sum.
 - z_prev is z of the current batch under the client's previous local parameters (section 3.3;
-  Algorithm 1 line 15 would
-  keep z of another batch), without gradient, in eval mode. z_0 likewise under the received ones.
+  Algorithm 1 line 15 would keep z of another batch), without gradient, in eval mode. z_0 likewise
+  under the received ones.
 - The exponent q + 1 belongs to the objective (3); used on weights it means q = 0, beta = 0 is not
-  FedAvg but
-  omega_k L_k. FedAvg is q = -1. `exponent="q"` is the weight the objective's gradient has, FedAvg
-  at q = 0.
+  FedAvg but omega_k L_k. FedAvg is q = -1. `exponent="q"` is the weight the objective's gradient
+  has, FedAvg at q = 0.
 
 `cluster_on="frozen"` is ours: the server groups clients by the frozen feature GC-Net reads, which
 training cannot change, and only the centres are those of h.

@@ -4,10 +4,9 @@ agree between clients.
 Guo, Guo, Cao, Wu and Chang, "Out-of-Distribution Generalization of Federated Learning via Implicit
 Invariant Relationships", ICML 2023. With phi the classifier, and B_i the batches of client i:
 
-    g^t = ema g^{t-1} + (1 - ema) (mean over all batches b of all i in S_t of grad_phi CE(b; w^t)),
-                                          g^0 = 0     (a)
-    l   = CE(b) + lambda || grad_phi CE(b) - g^t ||^2
-                      (b)
+    g^t = ema g^{t-1} + (1 - ema) (mean over batches b of all i in S_t of grad_phi CE(b; w^t)),
+    g^0 = 0                                                                                      (a)
+    l   = CE(b) + lambda || grad_phi CE(b) - g^t ||^2                                            (b)
 
 | symbol | here | default | where |
 |---|---|---|---|

@@ -4,14 +4,11 @@ owner.
 Yoon, Shin, Hwang and Yang, "FedMix: Approximation of Mixup under Mean Augmented Federated
 Learning", ICLR 2021.
 
-    once: client k sends means (xbar, ybar) of M_k samples and their one-hot labels; everybody gets
-    all of them each batch draws one (xbar, ybar) and minimises, to first order in lambda what Mixup
-    would,
+    once: client k sends means (xbar, ybar) of M_k samples and one-hot labels; all get all of them
+    each batch draws one (xbar, ybar) and minimises, to first order in lambda what Mixup would,
 
-    l = (1 - lam) CE(f((1 - lam) x), y) + lam CE(f((1 - lam) x), ybar)
-                                         (a)
-        + lam < d/dx [(1 - lam) CE(f((1 - lam) x), y)], xbar >
-                                         (b)
+    l = (1 - lam) CE(f((1 - lam) x), y) + lam CE(f((1 - lam) x), ybar)                           (a)
+        + lam < d/dx [(1 - lam) CE(f((1 - lam) x), y)], xbar >                                   (b)
 
 | symbol | here | default | where |
 |---|---|---|---|

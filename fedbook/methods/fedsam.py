@@ -5,22 +5,21 @@ Qu, Li, Duan, Liu, Tang and Lu, "Generalized Federated Learning via Sharpness Aw
 ICML 2022; the step is that of Foret, Kleiner, Mobahi and Neyshabur, "Sharpness-Aware Minimization",
 ICLR 2021.
 
-    eps = rho g / ||g||,    g = grad F_k(w)
-                            (a)
-    w  <- w - eta grad F_k(w + eps)
-       (b)
+    eps = rho g / ||g||,    g = grad F_k(w)                                                      (a)
+    w  <- w - eta grad F_k(w + eps)                                                              (b)
 
 | symbol | here | default | where |
 |---|---|---|---|
 | rho | `rho` | 0.05 | FedGCR's code; the paper tunes it |
 
 Differs from the paper: (b) goes through the chosen optimiser (SGD or AdamW), the server averages as
-FedAvg does. ||g|| is over all trained tensors jointly. Running statistics (BatchNorm) come from the
-first pass alone. The perturbation is undone by putting w back, not by subtracting eps, so nothing
-drifts; a zero gradient perturbs nothing. `clip` acts on the gradient of (b). A step costs two
-passes; dropout draws anew in the second.
-Differs from FedGCR's code: FedSAM ran there with Adam at ten times the other methods' learning
-rate; here `lr` decides.
+FedAvg does.
+||g|| is over all trained tensors jointly. Running statistics (BatchNorm) come from the first pass
+alone. The
+perturbation is undone by putting w back, not by subtracting eps, so nothing drifts; a zero gradient
+perturbs nothing. `clip` acts on the gradient of (b). A step costs two passes; dropout draws anew in
+the second. Differs from FedGCR's code: FedSAM ran there with Adam at ten times the other methods'
+learning rate; here `lr` decides.
 """
 
 from __future__ import annotations

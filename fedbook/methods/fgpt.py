@@ -4,23 +4,17 @@ group by group.
 Deng, Thrampoulidis and Li, "Heterogeneous Federated Learning with Group-Aware Prompt Tuning",
 arXiv:2310.18285v1, 2023.
 
-    g = Select(x) = argmax_g cos(h_theta(x), b_g)
-                                               (5)
-    [cls_1, Z_1, E_1] = L_1([cls_0, P_S, E_0])
-                                               (2)
-    [cls_u, z_u, Z_u, E_u] = L_u([cls_{u-1}, p_g, Z_{u-1}, E_{u-1}]),   y = W_C cls_U
-                                          (3), (4)
-    [W_C, P_S] <- sum_{i in S_t} alpha_i [W_C, P_S]_i,   alpha_i = N_i / sum_{j in S_t} N_j
-                                        Alg. 1 line 17
-    p_g        <- sum_{i in S_t} beta_g^i p_g^i,         beta_g^i = N_g^i / sum_{j in S_t} N_g^j
-               Alg. 1 line 19
+    g = Select(x) = argmax_g cos(h_theta(x), b_g)                                                (5)
+    [cls_1, Z_1, E_1] = L_1([cls_0, P_S, E_0])                                                   (2)
+    [cls_u, z_u, Z_u, E_u] = L_u([cls_{u-1}, p_g, Z_{u-1}, E_{u-1}]),   y = W_C cls_U       (3), (4)
+    [W_C, P_S] <- sum_{i in S_t} alpha_i [W_C, P_S]_i, alpha_i = N_i / sum_j N_j   Alg. 1 line 17
+    p_g        <- sum_{i in S_t} beta_g^i p_g^i, beta_g^i = N_g^i / sum_j N_g^j    Alg. 1 line 19
 
 (2)-(5) are the model, `models.build("fgpt", federation)`; the method is the last line, and this is
 all of it:
 
     fgpt   = pt_fedavg.replace(weigh=GroupCounts())
-    FGPT-U = the same with models.build("fgpt", federation, top_k=5): logits of the five nearest
-        groups, averaged
+    FGPT-U = the same with models.build("fgpt", federation, top_k=5): five nearest groups, averaged
     both   = get("fgpt", base="fedmix"): the same stage on another method (Table 9)
 
 | symbol | here | default | where |
@@ -39,8 +33,7 @@ client never seen needs nothing: `evaluate(run.model, others)`.
 Differs from the paper:
 - alpha_i is normalised over the participants; N_i / N as printed shrinks the model.
 - N_g = 0 among the participants leaves beta undefined: p_g stays as it is. A prompt no image of a
-  client selects gets
-  neither gradient nor momentum nor weight decay there.
+  client selects gets neither gradient nor momentum nor weight decay there.
 - Fig. 1b queries with the shared prompts in place, (5) and Algorithm 2 without. Default is (5);
   `prompted_query=True` of the model is the figure. Where a selection changes during training
   (there, and with learned keys), the counts are those at the received model.

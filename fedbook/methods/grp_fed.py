@@ -4,25 +4,18 @@ its features.
 Chou, Hong, Sun, Cai, Song and Li, "GRP-FED: Addressing Client Imbalance in Federated Learning via
 Global-Regularized Personalization", 2021 (arXiv:2108.13858).
 
-    L_m = mean over D_m of J(C(F(x; theta_F)), y)
-                                            (1)
-    q^{t+1} = q^t + eta_q (s^{t+1} - s^t) / ((s^{t+1} + s^t) / 2),    s = std over clients of L_m
-                                            (2)
-    lambda_m = L_m^q / sum_i L_i^q,    {theta_F, theta_C} = sum_m lambda_m {theta_F,m, theta_C,m}
-                                           (3)
-    theta_F,m^l <- SGD on  beta J(C(f^l), y) + (1 - beta) L_R,    f^l = F(x; theta_F,m^l), C fixed
-                               (4)
-    L_R = log(1 - D(f^l))
-                                            (5)
-    L_D = log(1 - D(f^g)) + log D(f^l),    f^g = F(x; theta_F) as received
-                                            (unnumbered)
+    L_m = mean over D_m of J(C(F(x; theta_F)), y)                                                (1)
+    q^{t+1} = q^t + eta_q (s^{t+1} - s^t) / ((s^{t+1} + s^t) / 2), s = std over clients of L_m  (2)
+    lambda_m = L_m^q / sum_i L_i^q,  {theta_F, theta_C} = sum_m lambda_m {theta_F,m, theta_C,m}  (3)
+    theta_F,m^l <- SGD on beta J(C(f^l), y) + (1 - beta) L_R,  f^l = F(x; theta_F,m^l), C fixed  (4)
+    L_R = log(1 - D(f^l))                                                                        (5)
+    L_D = log(1 - D(f^g)) + log D(f^l),    f^g = F(x; theta_F) as received              (unnumbered)
 
 D = 1 means "from the global extractor". Both losses point the right way, but L_D as printed has its
 steepest slope where D is right and none where D errs, and neither is bounded below. So the default
 is binary cross-entropy,
 
-    gan_loss="bce":       L_D = -log D(f^g) - log(1 - D(f^l)),    L_R = -log D(f^l)
-                               (5')
+    gan_loss="bce":       L_D = -log D(f^g) - log(1 - D(f^l)),    L_R = -log D(f^l)             (5')
     gan_loss="printed":   as above
 
 | symbol | here | default | where |

@@ -4,12 +4,9 @@ places.
 Jiang, Wang and Dou, "HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on
 Heterogeneous Medical Images", AAAI 2022.
 
-    A_k = mean over client k's images of |FFT(x)|,    A = (1/K) sum_k A_k
-                                            (a)
-    x'  = FFT^{-1}(A, phase of FFT(x))
-            (b)
-    delta = alpha g / ||g||,    w <- w - eta grad F_k(w + delta),    on x'             (c), the step
-                                of `fedsam`
+    A_k = mean over client k's images of |FFT(x)|,    A = (1/K) sum_k A_k                        (a)
+    x'  = FFT^{-1}(A, phase of FFT(x))                                                           (b)
+    delta = alpha g / ||g||,  w <- w - eta grad F_k(w + delta),    on x'  (c), the step of `fedsam`
 
 | symbol | here | default | where |
 |---|---|---|---|

@@ -3,12 +3,9 @@
 Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov and Morency, "Think Locally, Act Globally:
 Federated Learning with Local and Global Representations", 2020.
 
-    theta_m^l, theta_m^g <- SGD on F_m(theta_m^l, theta^g)          both, on the client
-                                            (a)
-    theta^g = (1/|S_t|) sum_{m in S_t} theta_m^g                    only the upper layers travel
-                                             (b)
-    global test: argmax (1/M) sum_m p(y | x; theta_m^l, theta^g)    the ensemble of all clients'
-                                        models
+    theta_m^l, theta_m^g <- SGD on F_m(theta_m^l, theta^g)          both, on the client          (a)
+    theta^g = (1/|S_t|) sum_{m in S_t} theta_m^g           only the upper layers travel          (b)
+    global test: argmax (1/M) sum_m p(y | x; theta_m^l, theta^g)    ensemble of all clients' models
 
 | symbol | here | default | where |
 |---|---|---|---|

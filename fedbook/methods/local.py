@@ -2,8 +2,7 @@
 
 The baseline without a federation, of Chou et al., "GRP-FED", 2021 (Table 1).
 
-    w_m <- SGD on F_m(w_m), from the same w^0 for all
-                                            (a)
+    w_m <- SGD on F_m(w_m), from the same w^0 for all                                            (a)
 
 | symbol | here | default | where |
 |---|---|---|---|

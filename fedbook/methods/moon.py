@@ -4,8 +4,7 @@ local one.
 Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021 (FedMoon in FGPT).
 
     l = CE + mu l_con,
-    l_con = -log exp(cos(z, z_glob) / tau) / (exp(cos(z, z_glob) / tau) + exp(cos(z, z_prev) / tau))
-                                             (3)
+    l_con = -log exp(z.z_glob / tau) / (exp(z.z_glob / tau) + exp(z.z_prev / tau)), z.y: cosine  (3)
 
 z is the feature of an image under the model being trained, z_glob under the one received, z_prev
 under the client's own after its last turn; the last two without gradient, in eval mode.

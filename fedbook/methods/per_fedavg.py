@@ -5,14 +5,10 @@ Fallah, Mokhtari and Ozdaglar, "Personalized Federated Learning with Theoretical
 Model-Agnostic Meta-Learning Approach", NeurIPS 2020.
 
     min_w (1/n) sum_i f_i(w - alpha grad f_i(w))
-    w~ = w - alpha grad f_i(w; D)
-                                           (a)
-    w <- w - beta (I - alpha hess f_i(w; D'')) grad f_i(w~; D')           exact
-                                           (b)
-    w <- w - beta grad f_i(w~; D')                                        first order
-                                           (c)
-    personal model: one step of size alpha from w, on the client's training data
-                                           (d)
+    w~ = w - alpha grad f_i(w; D)                                                                (a)
+    w <- w - beta (I - alpha hess f_i(w; D'')) grad f_i(w~; D')           exact                  (b)
+    w <- w - beta grad f_i(w~; D')                                 first order                   (c)
+    personal model: one step of size alpha from w, on the client's training data                 (d)
 
 | symbol | here | default | where |
 |---|---|---|---|

@@ -5,12 +5,9 @@ Shamsian, Navon, Fetaya and Chechik, "Personalized Federated Learning using Hype
 2021; for prompts as in FedTP (Li et al. 2022), the baseline of FGPT (arXiv:2310.18285v1, section
 4.2).
 
-    theta_i = H(v_i; phi),     D_i = theta_i - theta_i'  after local training from theta_i
-                                      (a)
-    phi <- phi - lr (1/|S_t|) sum_{i in S_t} (d theta_i / d phi)^T D_i
-                                               (b)
-    v_i <- v_i - lr (d theta_i / d v_i)^T D_i
-                                               (c)
+    theta_i = H(v_i; phi),     D_i = theta_i - theta_i'  after local training from theta_i       (a)
+    phi <- phi - lr (1/|S_t|) sum_{i in S_t} (d theta_i / d phi)^T D_i                           (b)
+    v_i <- v_i - lr (d theta_i / d v_i)^T D_i                                                    (c)
     [W_C] <- sum_{i in S_t} alpha_i [W_C]_i,   alpha_i = N_i / sum_{j in S_t} N_j
 
 | symbol | here | default | where |

@@ -4,14 +4,10 @@ at a distance.
 Dinh, Tran and Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020.
 
     min_w (1/N) sum_i F_i(w),    F_i(w) = min_theta f_i(theta) + (lambda/2) ||theta - w||^2
-    theta_i ~ argmin f_i(theta; batch) + (lambda/2) ||theta - w_i||^2,  by K gradient steps
-                                           (a)
-    w_i <- w_i - eta lambda (w_i - theta_i),  for every batch
-                                           (b)
-    w   <- (1 - beta) w + beta sum_{i in S_t} p_i w_i
-           (c)
-    personal model: theta_i
-                                           (d)
+    theta_i ~ argmin f_i(theta; batch) + (lambda/2) ||theta - w_i||^2,  by K gradient steps      (a)
+    w_i <- w_i - eta lambda (w_i - theta_i),  for every batch                                    (b)
+    w   <- (1 - beta) w + beta sum_{i in S_t} p_i w_i                                            (c)
+    personal model: theta_i                                                                      (d)
 
 | symbol | here | default | where |
 |---|---|---|---|

@@ -12,8 +12,7 @@ A method says what travels and how it is averaged, the model says where the prom
 has two of them:
 
     PT-FedAvg-share   build("vpt", federation)              S prompts at layer 1
-    PT-FedAvg         build("vpt", federation, extra=1)     and one more entering at layer u (= FGPT
-                      with one group)
+    PT-FedAvg  build("vpt", federation, extra=1)  and one more entering at layer u (FGPT, one group)
 
 The second is the PT-FedAvg of all tables: Table 8 prints 77.29 (0.33) for s = 10, E = 2, which is
 its row in Table 11.

@@ -4,15 +4,12 @@ objective bends.
 Li, Sanjabi, Beirami and Smith, "Fair Resource Allocation in Federated Learning", ICLR 2020.
 
     min_w sum_i F_i(w)^{q+1} / (q+1)
-    G_i = (w^t - w_i) / eta,    D_i = F_i^q G_i,    h_i = q F_i^{q-1} ||G_i||^2 + F_i^q / eta,
-                                F_i = F_i(w^t)
-    w^{t+1} = w^t - sum_i D_i / sum_i h_i
-                                        (Algorithm 2)
+    G_i = (w^t - w_i) / eta,  D_i = F_i^q G_i,  h_i = q F_i^{q-1} ||G_i||^2 + F_i^q / eta
+    w^{t+1} = w^t - sum_i D_i / sum_i h_i                                              (Algorithm 2)
 
 The same without powers that overflow: with a_i = F_i^q / sum_j F_j^q the mean is sum_i a_i w_i, and
 
-    w^{t+1} = w^t + s (sum_i a_i w_i - w^t),    s = 1 / (1 + q sum_i a_i (||w^t - w_i||^2 / eta) /
-                                        F_i)
+    w^{t+1} = w^t + s (sum_i a_i w_i - w^t), s = 1 / (1 + q sum_i a_i (||w^t - w_i||^2 / eta) / F_i)
 
 | symbol | here | default | where |
 |---|---|---|---|

@@ -5,8 +5,7 @@ local checkpoint.
     backbone("vit_base_patch16_224.augreg_in21k")     # from the hub
     backbone("vit_base_patch16_224.augreg_in21k", checkpoint="model.safetensors")
     backbone("runs/vit/vit_bundled.safetensors")      # written by `fedbook pretrain vit`
-    backbone("folder")                                # config.json and model.safetensors, as the
-                                        hub stores them
+    backbone("folder")                   # config.json and model.safetensors, as the hub stores them
 
 All come back as plain timm VisionTransformers without classifier, in eval mode, with no trainable
 parameter, and with `norm_mean`, `norm_std` and `input_size` set: what images must look like before

@@ -1,6 +1,5 @@
 """How fast a prompted training step is: against itself without the cache, and against timm's bare
-blocks.
-"""
+blocks."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
 """Pictures and sentences in one space of 512 numbers, as Client2Vec needs them.
 
     encoder = image_text_encoder()                                # offline pair, no network
-    encoder = image_text_encoder("openai/clip-vit-base-patch32")  # CLIP itself: from the hub, or a
-                                        folder saved from it
-    D, L = embed_federation(federation, encoder)                  # [N, 512] per image, [classes,
-                                        512] per label
+    encoder = image_text_encoder("openai/clip-vit-base-patch32")  # CLIP itself: hub or a folder
+    D, L = embed_federation(federation, encoder)      # [N, 512] per image, [classes, 512] per label
 
 No CLIP can be had without the hub, so the offline pair is made of parts that pip brings. The image
 tower keeps all that an ImageNet network says of a picture, its style included: centred features

@@ -6,12 +6,10 @@ Client Indexing", 2024, section 3.2 and appendix D.2. With D and L the embedding
 its label's sentence (`models/clip.py`):
 
     I = [D, D], as 32 patches of 32                                     decomposition block:
-    [Z, U] = TransformerEncoder(I + position)                           3 layers, 8 heads,
-                                        feed-forward 2048
+    [Z, U] = TransformerEncoder(I + position)                   3 layers, 8 heads, feed-forward 2048
     Dhat = [Z, U] W                                                     W: 1024 x 512
     L_sim   = 1 - cos(z, L)                                             z predicts the label
-    L_orth  = || Z U^T ||_1                                             u is independent of all z of
-            the batch
+    L_orth  = || Z U^T ||_1                                   u is independent of all z of the batch
     L_recon = || Dhat - D ||^2                                          nothing is lost
     L_div   = (1/B) sum_j log sum_{k != j} exp cos(u_j, u_k)            the u of a batch differ
     loss    = L_div + L_sim + L_orth + L_recon
@@ -25,17 +23,13 @@ its label's sentence (`models/clip.py`):
 
 Differs from the paper, where it would not work or does not say:
 - A learned code of the position is added to the patches. Patches p and p + 16 of [D, D] are equal,
-  and attention does
-  not know an order, so that without it Z = U exactly. `position=False` shows it.
+  and attention does not know an order, so that without it Z = U exactly. `position=False` shows it.
 - Layers normalise first. In torch's default order (`norm_first=False`) all u become one vector
-  within a hundred steps,
-  L_div stays at log(B - 1) + 1, and it does not recover.
+  within a hundred steps, L_div stays at log(B - 1) + 1, and it does not recover.
 - L_orth is the mean of |cos(z_j, u_k)| over all pairs, in [0, 1]; the printed sum grows as B^2 and
-  drowns the other
-  terms (`orth="sum"`). L_recon is the mean over samples of the distance squared.
+  drowns the other terms (`orth="sum"`). L_recon is the mean over samples of the distance squared.
 - The optimiser is not named; Adam with 1e-3 here. No dropout (torch's layers have 0.1 unless told
-  otherwise), which was
-  not needed and nearly doubles the time of a step on a CPU.
+  otherwise), which was not needed and nearly doubles the time of a step on a CPU.
 
 A layer is torch's, with the same names and numbers, in an order that suits a CPU; `bench_index`
 measures its worth.

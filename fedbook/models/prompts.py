@@ -5,10 +5,8 @@ before some layer. Attention has no notion of order beyond the position code the
 prompts are simply appended.
 
     PromptedViT   the same prompts for every image: VPT-shallow, VPT-deep, or none (linear probing)
-    FedGC         every prompt is shifted by h, which a small network derives from the image
-                   (FedGCR)
-    FGPT          shared prompts, plus one chosen per image from a set of group prompts at layer u
-                   (FGPT, FGPT-U)
+    FedGC         every prompt is shifted by h, which a small network makes of the image  (FedGCR)
+    FGPT          shared prompts, plus one group prompt chosen per image at layer u  (FGPT)
 
 Only prompts, GC-Net and head are trained; layers count from 1 as in the papers. The blocks are
 timm's own. What depends on no trained parameter, e(x) = the CLS feature of the un-prompted encoder,

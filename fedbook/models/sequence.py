@@ -1,6 +1,5 @@
 """Networks for text, and how Client2Vec embeds text: samples are rows of character codes, labels
-the next character.
-"""
+the next character."""
 
 from __future__ import annotations
 

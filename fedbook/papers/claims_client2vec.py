@@ -1,6 +1,5 @@
 """Client2Vec's claims. (i) sampling, (ii) aggregation, (iii) local training; indices trained GLOBAL
-or FEDERATED.
-"""
+or FEDERATED."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """FGPT's claims. Printed spreads are variances over the last ten rounds; their roots are compared
-with ours.
-"""
+with ours."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """GRP-FED's claims, in macro-F1. T_g: global test, T_p: personalisation, T_r: generalisation, T_l:
-local test.
-"""
+local test."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Client2Vec (2024): Tables 1-9, Figures 2, 4, 5, 7, 8, 9. An index of each client, used in three
-places of a round.
-"""
+places of a round."""
 
 from __future__ import annotations
 

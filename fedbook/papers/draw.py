@@ -1,6 +1,5 @@
 """From the runs behind a table or figure to a picture and its description; only what has been run
-is drawn.
-"""
+is drawn."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Client2Vec's pictures: who is like whom by the index, and accuracy along what each
-figure varies.
-"""
+"""Client2Vec's pictures: who is like whom by the index, and accuracy along what a figure varies."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """FGPT (2023): Tables 1-4, 6-11 and Figures 2, 3. Shared and group prompts on a frozen ViT, few
-classes per client.
-"""
+classes per client."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """A run on disk: safetensors for tensors, JSON for the rest, never half-written, no pickle.
 
 latest.json            which files belong together (replaced atomically, so it always names a
-                       complete state)
-state-000012.safetensors   every tensor of the state after round 12
-records.jsonl          one line per finished round; what lies beyond latest.json's length is ignored
+complete state) state-000012.safetensors   every tensor of the state after round 12 records.jsonl
+one line per finished round; what lies beyond latest.json's length is ignored
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Where and how tensors are computed: one setting for device, bf16, memory format and
-compilation.
-"""
+"""Where and how tensors are computed: device, bf16, memory format and compilation in one place."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The one function every aggregation weight passes through, and the running weighted sum
-it feeds.
-"""
+"""The one function every aggregation weight passes through, and the weighted sum it feeds."""
 
 from __future__ import annotations
 
