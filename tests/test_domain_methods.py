@@ -13,7 +13,7 @@ from fedbook.methods.fedmix import MeanMixup, Means
 from fedbook.methods.harmofl import AmplitudeNorm, Normalised
 from fedbook.models.convnets import Classifier
 from fedbook.rounds import Batch, Device, Local, Objective, evaluate
-from fedbook.rounds.loop import count_bytes
+from fedbook.rounds.params import count_bytes
 
 LOCAL = {"lr": 0.1, "batch_size": 4}
 

@@ -10,7 +10,7 @@ from fedbook import FedbookError, Federation, methods, models, simulate
 from fedbook.methods.feddyn import AddMeanDrift, DynamicRegulariser
 from fedbook.models.convnets import Classifier
 from fedbook.rounds import Batch, Device, Equal, Local, Objective, Report
-from fedbook.rounds.loop import count_bytes
+from fedbook.rounds.params import count_bytes
 
 LOCAL = {"lr": 0.1, "batch_size": 4}
 

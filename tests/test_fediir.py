@@ -10,7 +10,7 @@ from torch import nn
 from fedbook import FedbookError, methods, models, simulate
 from fedbook.methods.fediir import GradientAlignment, classifier, head_gradient
 from fedbook.rounds import Batch, Device, Equal, Local, Report
-from fedbook.rounds.loop import count_bytes
+from fedbook.rounds.params import count_bytes
 
 LOCAL = {"lr": 0.1, "batch_size": 4}
 

@@ -22,7 +22,7 @@ from fedbook.methods.grp_fed import (
 )
 from fedbook.papers import grp_fed as paper
 from fedbook.rounds import Equal, LocalSolver, Report
-from fedbook.rounds.loop import count_bytes
+from fedbook.rounds.params import count_bytes
 from fedbook.rounds.weights import normalise
 
 QUICK = {"epochs": 2, "batch_size": 4, "lr": 0.05}

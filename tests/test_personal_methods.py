@@ -11,7 +11,7 @@ from fedbook import FedbookError, Federation, methods, metrics, models, simulate
 from fedbook.experiment import local_tests
 from fedbook.models.convnets import Classifier
 from fedbook.rounds import Equal, Objective
-from fedbook.rounds.loop import count_bytes
+from fedbook.rounds.params import count_bytes
 
 LOCAL = {"lr": 0.05, "batch_size": 4}
 

@@ -13,7 +13,8 @@ from torch import nn
 from fedbook import FedbookError, methods, models, simulate
 from fedbook.models.convnets import Classifier
 from fedbook.rounds import BySize, Equal, LocalSolver, Personal, Uniform, Weigh, evaluate
-from fedbook.rounds.loop import count_bytes, generator, shared_state
+from fedbook.rounds.params import count_bytes, shared_state
+from fedbook.rounds.seeds import generator
 from fedbook.rounds.weights import WeightedSum, Weights, normalise
 
 

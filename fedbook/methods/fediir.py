@@ -107,4 +107,4 @@ def fediir(penalty: float = 1e-3, ema: float = 0.95, **options: Any) -> Method:
     """
     base = fedavg(**options)
     term = GradientAlignment(penalty, ema, base.solve.batch_size)
-    return base.replace(name="fediir", objective=(CrossEntropy(), term), weigh=Equal())
+    return base.replace(name="fediir", objective=(CrossEntropy(), term), weigh=(Equal(),))

@@ -35,7 +35,7 @@ from fedbook.methods.fedavg import fedavg
 from fedbook.rounds import Batch, Local, LocalSolver, Method
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SharpnessAware(LocalSolver):
     rho: float = 0.05
 
