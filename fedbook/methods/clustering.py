@@ -40,9 +40,8 @@ COVARIANCES = ("diag", "spherical", "full")
 
 def class_balanced_mean(features: Tensor, y: Tensor, num_classes: int) -> Tensor:
     """Eq. 4: the mean over classes of the mean over their samples, over the classes that occur."""
-    count = torch.zeros(num_classes, device=y.device).index_add_(
-        0, y, torch.ones_like(y, dtype=torch.float32)
-    )
+    one = torch.ones_like(y, dtype=features.dtype)
+    count = torch.zeros(num_classes, dtype=features.dtype, device=y.device).index_add_(0, y, one)
     return (features / count[y][:, None]).sum(0) / (count > 0).sum()
 
 
