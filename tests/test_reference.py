@@ -27,9 +27,6 @@ from fedbook.rounds import Method
 FOLDER = Path(__file__).parent / "reference"
 FIXTURES = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
 FIELDS = "method repository commit file function what inputs output vary tolerance note".split()
-KNOWN = {  # disagreements to be mended; delete the line when it is
-    "finch_unstructured": "the package joins clusters over any distance, fedbook stops at a bound",
-}
 CHANGES = [(name, constant) for name, f in FIXTURES.items() for constant in f["vary"]]
 
 Output = dict[str, Any]
@@ -66,10 +63,7 @@ def test_fixture_is_complete(name):
 
 
 @pytest.mark.parametrize("name", FIXTURES)
-def test_agrees_with_the_reference(name, request):
-    if name in KNOWN:
-        known = pytest.mark.xfail(reason=KNOWN[name], raises=AssertionError, strict=True)
-        request.applymarker(known)
+def test_agrees_with_the_reference(name):
     fixture = FIXTURES[name]
     found = ours(name, fixture["inputs"])
     assert difference(found, fixture["output"]) <= fixture["tolerance"]
