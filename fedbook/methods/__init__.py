@@ -13,9 +13,8 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from fedbook.errors import FedbookError
+from fedbook.errors import FedbookError, unknown
 from fedbook.rounds import LocalSolver, Method
-from fedbook.suggest import nearest
 
 BUILT = (
     "fedavg",
@@ -59,7 +58,7 @@ def names() -> list[str]:
 def builder(name: str) -> Callable[..., Method]:
     """The function that makes the method of that name."""
     if name not in BUILT:
-        raise FedbookError(f"unknown method {name!r}", nearest(name, BUILT))
+        raise unknown("method", name, BUILT)
     return getattr(importlib.import_module(f"fedbook.methods.{name}"), name)
 
 
@@ -88,9 +87,7 @@ def get(name: str, quirks: Iterable[str] = (), **settings: Any) -> Method:
         known = options(name)
         wrong = [s for s in settings if s not in known]
         if wrong:
-            raise FedbookError(
-                f"{name} has no option {wrong[0]!r}", nearest(wrong[0], known)
-            ) from None
+            raise unknown(f"option of {name}", wrong[0], known) from None
         raise FedbookError(f"{name}: {error}", f"see methods.help({name!r})") from None
     if quirks:
         from fedbook.methods import quirks as published

@@ -234,14 +234,9 @@ class LSTMTwin(Twin):
         clients = self.stack.clients
         y = x.view(batch, time, clients, -1).permute(2, 1, 0, 3)  # [clients, T, B, i]
         for i in range(self.layer.num_layers):
-            own = {
-                n: self.param(f"{n}_l{i}") for n in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-            }
-            weight_ih, weight_hh = own["weight_ih"], own["weight_hh"]
-            assert weight_ih is not None and weight_hh is not None
-            bias = None
-            if own["bias_ih"] is not None and own["bias_hh"] is not None:
-                bias = own["bias_ih"] + own["bias_hh"]
+            weight_ih, bias_ih = self.both(f"ih_l{i}")
+            weight_hh, bias_hh = self.both(f"hh_l{i}")
+            bias = None if bias_ih is None or bias_hh is None else bias_ih + bias_hh
             given = products(y.reshape(clients, time * batch, -1), weight_ih, bias)
             steps = given.view(clients, time, batch, -1).unbind(1)
             h = c = x.new_zeros(clients, batch, hidden)
@@ -466,8 +461,8 @@ class ClientModel:
         self._asides = asides
         self._prefix = prefix
 
-    @property
-    def __class__(self) -> type:  # type: ignore[misc]  # isinstance asks for the layer's class
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # isinstance asks for the layer's own class
         return type(self._module)
 
     def _part(self, module: nn.Module, name: str) -> ClientModel:

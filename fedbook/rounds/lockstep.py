@@ -92,7 +92,7 @@ class Lockstep:
         size = run.method.solve.batch_size
         order = sorted(reports, key=lambda r: (-r.size) // size)  # most batches first
         chunk = run.device.together
-        found = {}
+        found: dict[int, tuple[Local, Outcome]] = {}
         for i in range(0, len(order), chunk):
             found |= self._chunk(order[i : i + chunk], t, traffic)
         for report in reports:
