@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedbook import Device, methods, models, simulate
+from fedbook.models.convnets import Classifier
 
 COPIES = {
     torch.ops.aten._to_copy.default,
@@ -95,6 +96,9 @@ def model_for(method, images):
     if method in prompted:
         name, options = prompted[method]
         return models.build(name, images, backbone=vit(), **options)
+    if method == "fedbn":
+        layers = torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten()
+        return Classifier(torch.nn.Sequential(*layers), 4 * 6 * 6, 4)
     return models.build("cnn", images, width=4, hidden=8)
 
 
