@@ -40,9 +40,8 @@ COVARIANCES = ("diag", "spherical", "full")
 
 def class_balanced_mean(features: Tensor, y: Tensor, num_classes: int) -> Tensor:
     """Eq. 4: the mean over classes of the mean over their samples, over the classes that occur."""
-    count = torch.zeros(num_classes, device=y.device).index_add_(
-        0, y, torch.ones_like(y, dtype=torch.float32)
-    )
+    one = torch.ones_like(y, dtype=features.dtype)
+    count = torch.zeros(num_classes, dtype=features.dtype, device=y.device).index_add_(0, y, one)
     return (features / count[y][:, None]).sum(0) / (count > 0).sum()
 
 
@@ -62,26 +61,20 @@ def finch(v: np.ndarray, clusters: int) -> np.ndarray:
     """First-neighbour clusters of unit vectors, the two nearest merged until there are as few as
     asked for.
 
-    Partitions follow one another: each joins every cluster of the one before to its nearest, but
-    never over more than the longest link of the first. Merging starts from the last of them that
-    still has enough clusters.
+    Partitions follow one another, each joining every cluster of the one before to its nearest.
+    Merging starts from the last of them that still has enough clusters.
     """
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
 
-    def join(rows: np.ndarray, least: float) -> tuple[np.ndarray, float]:
-        s = _similarities(rows)
+    def join(rows: np.ndarray) -> np.ndarray:
         n = len(rows)
-        near = s.argmax(1)
-        linked = np.flatnonzero(s[np.arange(n), near] >= least)
-        edges = (np.ones(len(linked)), (linked, near[linked]))
-        _, found = connected_components(coo_matrix(edges, shape=(n, n)), directed=False)
-        return found, s.max(1).min()
+        edges = (np.ones(n), (np.arange(n), _similarities(rows).argmax(1)))
+        return connected_components(coo_matrix(edges, shape=(n, n)), directed=False)[1]
 
-    labels, least = join(v, -np.inf)
+    labels = join(v)
     while True:
-        found, _ = join(_means(v, labels), least)
-        coarser = found[labels]
+        coarser = join(_means(v, labels))[labels]
         count = coarser.max() + 1
         if count == 1 or labels.max() - count < 1 or count < clusters:
             break

@@ -14,7 +14,8 @@ Optimization", ICLR 2021, Algorithm 2.
 | beta_1, beta_2 | `beta1`, `beta2` | 0.9, 0.99 | section 5 |
 | tau | `tau` | 1e-3 | section 5 |
 
-No bias correction, as in the paper. Buffers (BatchNorm) are replaced by their mean.
+No bias correction, and v starts at tau^2, both as in the paper (Flower starts it at 0 and corrects
+the bias). Buffers (BatchNorm) are replaced by their mean.
 """
 
 from __future__ import annotations

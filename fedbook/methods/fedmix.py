@@ -27,7 +27,7 @@ group of an image by the image itself, not by its scaled copy.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -74,6 +74,7 @@ def count(samples: int, mean_of: int) -> int:
 class MeanMixup(Objective):
     lam: float = 0.05
     mean_of: int = 5
+    lockstep: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if not (0 <= self.lam < 1 and self.mean_of >= 1):

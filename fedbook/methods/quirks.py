@@ -83,7 +83,10 @@ def change(stage: Any, kind: type[Any], into: type | None = None, **settings: An
     """`stage` with other settings, as one of class `into`, if it is a `kind`; else as it is."""
     if not isinstance(stage, kind):
         return stage
-    own = {f.name: getattr(stage, f.name) for f in dataclasses.fields(stage)}
+    own = {}
+    for f in dataclasses.fields(stage):
+        if getattr(stage, f.name) != f.default:
+            own[f.name] = getattr(stage, f.name)
     build = type(stage) if into is None or isinstance(stage, into) else into
     return build(**(own | settings))
 
@@ -207,6 +210,7 @@ class PublishedContrast(ModelContrast):
 
     older: bool = field(default=False, kw_only=True)
     noisy: bool = field(default=False, kw_only=True)
+    lockstep: bool = field(default=False, kw_only=True)
 
     @torch.no_grad()
     def under(self, params: Params, batch: Batch) -> Tensor:

@@ -18,6 +18,7 @@ from fedbook.federation import Client, Federation
 from fedbook.rounds.checkpoint import Checkpoint
 from fedbook.rounds.device import Device
 from fedbook.rounds.evaluation import Scores, evaluate, precompute
+from fedbook.rounds.lockstep import choose
 from fedbook.rounds.params import Params, clone, copy_into, shared_state
 from fedbook.rounds.record import Record, Traffic
 from fedbook.rounds.seeds import generator, stream
@@ -47,6 +48,7 @@ class Simulation:
         checkpoint_every: int,
         evaluate_every: int,
         quiet: bool,
+        engine: str,
     ) -> None:
         numbers = {"rounds": rounds, "evaluate_every": evaluate_every}
         for name, value in (numbers | {"checkpoint_every": checkpoint_every}).items():
@@ -75,6 +77,7 @@ class Simulation:
         self.state: dict[str, State] = {}
         for slot, stage in method.stages().items():
             self.state[slot] = stage.init(self.federation, self.model)
+        self.engine, self._engine = choose(self, engine)
         self.memory: dict[int, dict[str, State]] = {}
         self.records: list[Record] = []
         self._saved = 0
@@ -194,7 +197,7 @@ class Simulation:
             reports.append(Report(id=id, size=len(self.federation.client(id).train)))
 
         self._measure(reports, t, traffic)
-        uploads = self._train(reports, t, traffic)
+        uploads = self._engine(reports, t, traffic)
         mean, weights = self._aggregate(reports, uploads)
 
         server = self.state["update"]
@@ -234,25 +237,35 @@ class Simulation:
 
     def _train(self, reports: list[Report], t: int, traffic: Traffic) -> Iterator[Params]:
         """Each participant's parameters after training; they are gone when the next one trains."""
-        stages = self.method.stages()
         for report in reports:
-            local = self._turn(report, t, "train")
-            traffic.send(local.received)
-            for slot, stage in stages.items():
-                local.sent[slot] = stage.send(self.state[slot], report.id)
-                stage.begin(local, local.sent[slot], local.memory.setdefault(slot, {}))
-            traffic.send(local.sent)
-            torch.manual_seed(stream(self.seed, "dropout", t, report.id))
+            local = self._begin(report, t, traffic)
             outcome = self.method.solve(local, local.sent["solve"], local.memory["solve"])
-            report.train_loss, report.train_acc = self._check(outcome, report.id, t)
-            for slot, stage in stages.items():
-                sent = stage.end(local, local.sent[slot], local.memory[slot])
-                self._receive(report, sent, traffic)
-            if self._kept:
-                local.memory["kept"] = clone({name: self._live[name] for name in self._kept})
-            upload = {name: self._live[name] for name in self.params}
-            traffic.receive([upload, report.size] if upload else [])
-            yield upload
+            yield self._end(local, report, outcome, traffic)
+
+    def _begin(self, report: Report, t: int, traffic: Traffic) -> Local:
+        """A client receives the model and what the stages send with it."""
+        local = self._turn(report, t, "train")
+        traffic.send(local.received)
+        for slot, stage in self.method.stages().items():
+            local.sent[slot] = stage.send(self.state[slot], report.id)
+            stage.begin(local, local.sent[slot], local.memory.setdefault(slot, {}))
+        traffic.send(local.sent)
+        torch.manual_seed(stream(self.seed, "dropout", t, report.id))
+        return local
+
+    def _end(
+        self, local: Local, report: Report, outcome: tuple[Tensor, Tensor], traffic: Traffic
+    ) -> Params:
+        """A client has trained: the server receives what it sends."""
+        report.train_loss, report.train_acc = self._check(outcome, report.id, local.round)
+        for slot, stage in self.method.stages().items():
+            sent = stage.end(local, local.sent[slot], local.memory[slot])
+            self._receive(report, sent, traffic)
+        if self._kept:
+            local.memory["kept"] = clone({name: self._live[name] for name in self._kept})
+        upload = {name: self._live[name] for name in self.params}
+        traffic.receive([upload, report.size] if upload else [])
+        return upload
 
     def _aggregate(
         self, reports: list[Report], uploads: Iterator[Params]
@@ -488,6 +501,7 @@ def simulate(
     checkpoint_every: int = 1,
     evaluate_every: int = 1,
     quiet: bool = False,
+    engine: str = "auto",
 ) -> Simulation:
     """Run a method on a federation.
 
@@ -497,7 +511,8 @@ def simulate(
     The same seed on the same machine gives the same result bit for bit. With `checkpoint=FOLDER` a
     run that was stopped at any instant goes on where it was and ends as if it had not been.
     Afterwards `run.model` holds the final global weights and `run.frame()` every client's scores.
-    The model passed in stays as it is.
+    The model passed in stays as it is. `engine="loop"` trains the participants one after another,
+    "lockstep" all together where the method and the model allow it; "auto" takes the faster.
     """
     return Simulation(
         method,
@@ -510,4 +525,5 @@ def simulate(
         checkpoint_every=checkpoint_every,
         evaluate_every=evaluate_every,
         quiet=quiet,
+        engine=engine,
     )

@@ -29,7 +29,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +40,9 @@ from fedbook.federation import Client, Federation
 from fedbook.rounds.device import Device
 from fedbook.rounds.params import Params, clone, shared_state
 from fedbook.rounds.weights import LogWeights
+
+if TYPE_CHECKING:
+    from fedbook.rounds.lockstep import Step
 
 State = dict[str, Any]
 
@@ -126,12 +129,16 @@ class Local:
         fields = usual | fields
         return cls(client=federation.client(client), federation=federation, model=model, **fields)
 
-    def batches(self, size: int, shuffle: bool = True) -> Iterator[Batch]:
-        """The client's training samples, each once; the last batch may be smaller."""
+    def parts(self, size: int, shuffle: bool = True) -> tuple[Tensor, ...]:
+        """The client's training samples in mini-batches, each once; the last may be smaller."""
         index = self.client.train
         if shuffle:
             index = index[torch.randperm(len(index), generator=self.generator).to(index.device)]
-        for part in index.split(size):
+        return index.split(size)
+
+    def batches(self, size: int, shuffle: bool = True) -> Iterator[Batch]:
+        """The same as batches, ready for the model."""
+        for part in self.parts(size, shuffle):
             yield Batch(self, part)
 
     def loss(self, batch: Batch) -> Tensor:
@@ -226,7 +233,17 @@ class Grouping(Stage):
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
 class Objective(Stage):
+    """One term of what clients minimise.
+
+    `lockstep=False`: the term needs a pass of its own (derivatives of derivatives, other images),
+    so clients that use it train one after another. A term may offer `together(step)`: its value for
+    all clients of a lock-step at once.
+    """
+
+    lockstep: bool = field(default=True, kw_only=True)
+
     def __call__(self, local: Local, batch: Batch, sent: State, memory: State) -> Tensor:
         """One term of the loss a client minimises."""
         raise NotImplementedError
@@ -331,6 +348,9 @@ class CrossEntropy(Objective):
     def __call__(self, local: Local, batch: Batch, sent: State, memory: State) -> Tensor:
         return F.cross_entropy(batch.logits, batch.y)
 
+    def together(self, step: Step) -> Tensor:
+        return step.layout.mean(F.cross_entropy(step.logits, step.y, reduction="none"))
+
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSolver(Stage):
@@ -386,6 +406,16 @@ class LocalSolver(Stage):
         self.clip_gradient(local.model)
         optimizer.step()
         return loss.detach()
+
+    def together(self, step: Step, optimizer: torch.optim.Optimizer) -> Tensor:
+        """The same for all clients of a lock-step, which differ in nothing but their parameters."""
+        losses = step.losses()
+        optimizer.zero_grad(set_to_none=True)
+        losses.sum().backward()
+        if self.clip is not None:
+            step.clip_gradient(self.clip)
+        step.move(optimizer)
+        return losses.detach()
 
     def clip_gradient(self, model: nn.Module) -> None:
         if self.clip is not None:
