@@ -83,13 +83,17 @@ def parabolas(name, rounds, a, c, start=0.0, sizes=(4, 4), **options):
 
 # -- runs ------------------------------------------------------------------------------------------
 def run(method, federation, rounds=1, model=None, *, seed=0, checkpoint=None, **options):
-    """All rounds of a method (a name, with options on top of LOCAL, or a method)."""
+    """All rounds of a method (a name, with options on top of LOCAL, or a method).
+
+    By the loop, whose numbers are the same to the bit for methods that come to the same.
+    """
     if isinstance(method, str):
         method = methods.get(method, **(LOCAL | options))
     elif options:
         raise TypeError(f"options {sorted(options)} of a ready method")
     model = mlp(federation) if model is None else model
-    settings = {"device": "cpu", "quiet": True, "seed": seed, "checkpoint": checkpoint}
+    settings = {"device": "cpu", "engine": "loop", "quiet": True}
+    settings |= {"seed": seed, "checkpoint": checkpoint}
     return simulate(method, federation, model, rounds, **settings).run()
 
 
