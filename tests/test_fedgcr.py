@@ -521,75 +521,6 @@ def test_dropout_reaches_the_model_contrast(images):
 
 
 # -- quirks ----------------------------------------------------------------------------------------
-# what each changes: by slot, the settings that get another value (new ones come with their class)
-CHANGES = {
-    "late_beta": {"weigh.1": {"gamma"}},
-    "quantised_loss": {"weigh.1": set()},
-    "first_loss": {"weigh.1": set()},
-    "weighted_cluster_loss": {"weigh.1": set()},
-    "tiled_loss": {"weigh.1": {"loss"}},
-    "three_batches": {"grouping": set()},
-    "full_covariance": {"grouping": {"covariance", "starts", "floor", "normalise"}},
-    "lambda_schedule": {"objective.1": {"weight"}, "objective.2": {"weight"}},
-    "no_temperature": {"objective.2": {"tau"}},
-    "older_z0": {"objective.2": {"lockstep"}},
-    "noisy_references": {"objective.2": {"lockstep"}},
-    "prompts_alone": {"objective.3": set()},
-    "kept_moments": {"solve": set()},
-    "parameter_groups": {"solve": {"param_groups"}},
-    "q_ffl_as_coded": {"weigh.0": {"loss"}, "update": {"loss"}},
-    "afl_stateless": {"weigh.0": {"loss"}},
-    "term_training_loss": {"weigh.1": {"loss"}},
-    "fedmix_as_coded": {"objective.0": set()},
-    "feddyn_as_coded": {"objective.1": set()},
-    "fedlc_as_printed": {"objective.0": set()},
-}
-# settings that are not the defaults, to see that a quirk leaves them
-SETTINGS = {
-    "fedgcr": {"clusters": 3, "q": 0.7, "delta": 0.3, "lam1": 0.2, "lam2": 0.3, "tau": 0.4},
-    "q_ffl": {"q": 3.0, "lr": 0.02},
-    "afl": {"eta_lam": 0.4},
-    "term": {"t": 0.6},
-    "fedmix": {"lam": 0.2, "mean_of": 7},
-    "feddyn": {"alpha": 0.7, "dual": False},
-    "fedlc": {"tau": 0.3, "absent": 1e-4},
-}
-
-
-def test_every_quirk_is_listed():
-    assert set(CHANGES) == set(quirks.QUIRKS) and {q.of for q in quirks.QUIRKS.values()} == set(
-        SETTINGS
-    )
-    assert all(q.says for q in quirks.QUIRKS.values())
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_a_quirk_changes_its_stages_and_nothing_else(name):
-    of = quirks.QUIRKS[name].of
-    plain = methods.get(of, **SETTINGS[of])
-    odd = methods.get(of, quirks=(name,), **SETTINGS[of])
-    assert odd.describe() == quirks.QUIRKS[name].change(plain).describe()
-    a, b = plain.describe(), odd.describe()
-    assert {slot for slot in a | b if a.get(slot) != b.get(slot)} == set(CHANGES[name])
-    for slot, settings_ in CHANGES[name].items():
-        before, after = a.get(slot, {}), b[slot]
-        kept = (before.keys() & after.keys()) - {"stage"}
-        assert {s for s in kept if before[s] != after[s]} == settings_
-
-
-def test_quirks_differ_from_each_other():
-    for of in SETTINGS:
-        found = [methods.get(of, quirks=(n,)).describe() for n in quirks.names(of)]
-        assert len({json.dumps(d) for d in found}) == len(found)
-
-
-@pytest.mark.parametrize("of", SETTINGS)
-def test_as_published_is_all_of_a_methods_quirks(of):
-    published = methods.get(of, quirks=("as_published",))
-    assert published.describe() == methods.get(of, quirks=quirks.names(of)).describe()
-    assert published.describe() != methods.get(of).describe()
-
-
 def test_fedgcr_as_published():
     published = methods.get("fedgcr", clusters=2, quirks=("as_published",)).describe()
     gc, ra, gr = published["objective.1"], published["objective.2"], published["weigh.1"]
@@ -604,14 +535,6 @@ def test_fedgcr_as_published():
         ["gc_net.*", {"lr": 1e-3, "weight_decay": 1e-3}],
         ["head.*", {"lr": 1e-3, "weight_decay": 1e-2}],
     ]
-
-
-def test_unknown_quirks_are_named_with_those_there_are():
-    with pytest.raises(FedbookError, match="term has no quirk 'late_beta'.*term_training_loss"):
-        methods.get("term", quirks=("late_beta",))
-    with pytest.raises(FedbookError, match="fedavg has no quirk 'tiling'.*known: none"):
-        methods.get("fedavg", quirks=("tiling",))
-    assert methods.get("fedavg", quirks=("as_published",)) == methods.get("fedavg")
 
 
 def test_the_lambda_schedule():
@@ -758,8 +681,8 @@ def test_too_few_clusters_join_types():
 
 
 def test_finch_merges_from_the_last_partition_that_has_enough_clusters():
-    """xcheck B1: on 200 draws without any structure, the same clusters as the authors' package. From
-    the first partition on, as it used to be, 36 of these differ.
+    """xcheck B1: on 200 draws without any structure, the same clusters as the authors' package.
+    From the first partition on, as it used to be, 36 of these differ.
     """
     package = pytest.importorskip("finch")
     g = np.random.default_rng(0)

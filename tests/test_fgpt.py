@@ -345,6 +345,22 @@ def test_learned_keys_move_half_way_to_their_own_mean():
     )  # mean (1, 3), then half way
 
 
+def test_the_successors_threshold_holds_for_its_keys_too():
+    """xcheck B2: group 0 was selected 4 times, not more than the threshold, so both clients' keys
+    count alike: (2, 4), half way from (1, 0). Group 1, selected 10 times, goes by counts 9 : 1.
+    """
+    old = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    sent = [torch.tensor([[0.0, 2.0], [1.0, 0.0]]), torch.tensor([[4.0, 6.0], [0.0, 1.0]])]
+    reports = []
+    for i, (counts, keys) in enumerate(zip(([3, 9], [1, 1]), sent)):
+        reports.append(report(i, 5, counts, upload={"keys": keys}))
+    updated, _ = AveragedKeys(0.5, threshold=4)({}, {"keys": old}, {"keys": old}, reports)
+    assert torch.allclose(updated["keys"], torch.tensor([[1.5, 2.0], [0.45, 0.55]]))
+    method = methods.get("fgpt", pull=1.0, threshold=50, key_ema=0.3)
+    assert method.update.threshold == method.weigh[0].threshold == 50
+    assert method.update.ema == 0.3
+
+
 def test_the_successors_keys_are_learned_where_they_are_used(images):
     model, alone = build(images, learn_keys=True), only(images, 1, 5)
     start, used = state(model)["keys"], counted(model, images, alone.clients[0]) > 0
