@@ -42,6 +42,24 @@ def vit():
     return net.requires_grad_(False).eval()
 
 
+def model_for(method, images):
+    """A model that the method of that name can train on the federation `images`."""
+    prompted = {
+        "pt_fedavg": ("vpt", {"extra": 1}),
+        "pfedhn": ("vpt", {"extra": 1}),
+        "fedgcr": ("fedgc", {}),
+        "fgpt": ("fgpt", {"groups": 4}),
+        "fed_dualprompt": ("fgpt", {"groups": 4, "learn_keys": True}),
+    }
+    if method in prompted:
+        name, options = prompted[method]
+        return models.build(name, images, backbone=vit(), **options)
+    if method == "fedbn":
+        layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten()
+        return Classifier(nn.Sequential(*layers), 4 * 6 * 6, 4)
+    return models.build("cnn", images, width=4, hidden=8)
+
+
 class Number(nn.Module):
     """One parameter w; the data are ignored."""
 

@@ -9,13 +9,12 @@ import contextlib
 
 import pytest
 import torch
-from helpers import vit
+from helpers import model_for
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedbook import Device, methods, models, simulate
-from fedbook.models.convnets import Classifier
 
 COPIES = {
     torch.ops.aten._to_copy.default,
@@ -81,25 +80,6 @@ def NOTHING(clients):
     from fedbook.rounds import Scores
 
     return Scores([1.0] * clients, [1.0] * clients, [1.0] * clients)
-
-
-def model_for(method, images):
-    prompted = {
-        "pt_fedavg": ("vpt", {"extra": 1}),
-        "pfedhn": ("vpt", {"extra": 1}),
-        "fedgcr": ("fedgc", {}),
-    }
-    prompted |= {
-        "fgpt": ("fgpt", {"groups": 4}),
-        "fed_dualprompt": ("fgpt", {"groups": 4, "learn_keys": True}),
-    }
-    if method in prompted:
-        name, options = prompted[method]
-        return models.build(name, images, backbone=vit(), **options)
-    if method == "fedbn":
-        layers = torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten()
-        return Classifier(torch.nn.Sequential(*layers), 4 * 6 * 6, 4)
-    return models.build("cnn", images, width=4, hidden=8)
 
 
 @pytest.mark.parametrize("name", methods.names())

@@ -6,12 +6,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import near, run, same
+from helpers import mlp, model_for, near, normed, run, same, vit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from fedbook import FedbookError, methods, models, simulate
+from fedbook.methods.client_index import ClientIndex
 from fedbook.models.convnets import Classifier
 from fedbook.rounds import BySize, Equal, LocalSolver, Personal, Replace, Uniform, Weigh, evaluate
 from fedbook.rounds.params import count_bytes, shared_state
@@ -161,6 +162,74 @@ def test_weigh_stages():
     reports = [Report(id=0, size=10), Report(id=1, size=30)]
     assert normalise(BySize()({}, reports)[0], [0, 1]) == pytest.approx([0.25, 0.75])
     assert normalise(Equal()({}, reports)[0], [0, 1]) == pytest.approx([0.5, 0.5])
+
+
+# -- the model given -------------------------------------------------------------------------------
+def looks(model):
+    """All there is to see of a model: values, modes, what is trained, which parts it has."""
+    values = {n: t.clone() for n, t in model.state_dict().items()}
+    modes = {n: m.training for n, m in model.named_modules()}
+    return values, modes, {n: p.requires_grad for n, p in model.named_parameters()}
+
+
+def unchanged(before, model):
+    (values, *rest), (now, *rest_now) = before, looks(model)
+    return same(values, now) and rest == rest_now
+
+
+@pytest.mark.parametrize("mode", [True, False])
+@pytest.mark.parametrize("name", methods.names())
+def test_simulate_leaves_the_model_as_it_was_and_the_same_call_gives_the_same(images, name, mode):
+    """A cell of a notebook run twice does not go on training. Whatever the stages add to the model
+    (means, projections, wrappers) is added to a copy.
+    """
+    options = {"batch_size": 8, "participation": 3}
+    if name == "client2vec":
+        options["index"] = ClientIndex(torch.eye(6, 5), None, [16] * 6, range(6))
+    if name == "moon":
+        options["projection"] = 5
+    model = model_for(name, images).train(mode)
+    before = looks(model)
+    method = methods.get(name, **options)
+    cell = [simulate(method, images, model, 2, quiet=True).run() for _ in range(2)]
+    assert unchanged(before, model)
+    assert same(*cell)
+    first, second = ([dataclasses.replace(r, seconds=0) for r in c.records] for c in cell)
+    assert first == second
+    if cell[0].params:
+        assert not same(cell[0], simulate(method, images, model, 3, quiet=True).run())
+    if method.personal is not None:
+        cell[0].personal_model(images.clients[0])
+        assert unchanged(before, model)
+
+
+def test_statistics_of_the_model_given_stay_too(toy):
+    model = normed()
+    before = looks(model)
+    for name in ("fedavg", "ditto", "grp_fed", "fedsam"):
+        run(name, toy, 2, model, lr=0.05, epochs=1)
+    assert unchanged(before, model)
+
+
+def test_run_model_holds_the_final_weights(toy):
+    model = mlp(toy)
+    done = run("fedavg", toy, 2, model)
+    assert done.model is not model
+    assert same(done, shared_state(done.model)) and not same(done, shared_state(model))
+    x = toy.inputs(toy.clients[0].test)
+    assert not torch.equal(done.model.eval()(x), model.eval()(x))
+
+
+def test_frozen_parameters_are_shared_and_trained_ones_are_copies(images):
+    model = models.build("vpt", images, backbone=vit())
+    sim = simulate(methods.get("fedavg"), images, model, 1, device="cpu", quiet=True)
+    here = dict(sim.model.named_parameters())
+    for name, p in model.named_parameters():
+        assert (here[name] is p) == (not p.requires_grad), name
+    assert any(not p.requires_grad for p in model.parameters())
+    for name, t in sim.params.items():  # the server's are neither the resident's nor the caller's
+        owners = here[name], dict(model.named_parameters())[name]
+        assert t.data_ptr() not in [p.data_ptr() for p in owners]
 
 
 # -- determinism and order -------------------------------------------------------------------------
