@@ -5,14 +5,21 @@
     run = simulate(methods.get("fedavg"), federation, models.build("cnn", federation), rounds=10)
 
 Data flows one way: data -> federation -> rounds(method, model) -> results -> metrics -> plots and
-tables -> notebooks. Heavy libraries (timm, transformers, scikit-learn, matplotlib, pandas) are
-imported where they are used, not here.
+tables -> notebooks. Every name below is imported when it is first used, so that `fedbook list` need
+not wait for torch.
 """
 
-from fedbook import data, methods, metrics, models
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from fedbook.errors import FedbookError
-from fedbook.federation import Client, Federation, federate
-from fedbook.rounds import Device, Method, simulate
+
+if TYPE_CHECKING:
+    from fedbook import data, methods, metrics, models
+    from fedbook.federation import Client, Federation, federate
+    from fedbook.rounds import Device, Method, simulate
 
 __version__ = "0.1.0"
 __all__ = [
@@ -28,3 +35,19 @@ __all__ = [
     "models",
     "simulate",
 ]
+_HOME = {
+    "Client": "federation",
+    "Federation": "federation",
+    "federate": "federation",
+    "Device": "rounds",
+    "Method": "rounds",
+    "simulate": "rounds",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'fedbook' has no attribute {name!r}")
+    if name in _HOME:
+        return getattr(importlib.import_module(f"fedbook.{_HOME[name]}"), name)
+    return importlib.import_module(f"fedbook.{name}")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from fedbook.errors import FedbookError
 from fedbook.experiment import Experiment
 from fedbook.federation import Client, Federation
 
@@ -55,15 +56,16 @@ class Activations:
         return t
 
 
-def stub(shape: tuple[int, ...], classes: int, samples: int) -> Federation:
+def stub(
+    shape: tuple[int, ...], classes: int, samples: int, dtype: torch.dtype = torch.uint8
+) -> Federation:
     """One client with as many samples as asked for; nothing in it will be read."""
     names = tuple(f"class {i}" for i in range(classes))
-    rows, y = torch.arange(samples), torch.arange(samples) % classes
-    x, moments = (
-        torch.zeros(samples, *shape, dtype=torch.uint8),
-        ((0.5,) * shape[0], (0.5,) * shape[0]),
-    )
-    return Federation(x, y, (Client(0, 0, rows, rows),), names, ("type",), *moments)
+    rows = torch.arange(samples)
+    x = torch.zeros(samples, *shape, dtype=dtype)
+    half = (0.5,) * shape[0] if dtype == torch.uint8 else None
+    one = (Client(0, 0, rows, rows),)
+    return Federation(x, rows % classes, one, names, ("type",), half, half)
 
 
 def published_sizes(e: Experiment) -> tuple[list[str], list[int]] | None:
@@ -97,7 +99,12 @@ def build(e: Experiment, federation: Federation) -> nn.Module:
 
 
 def cost(
-    e: Experiment, shape: tuple[int, ...], classes: int, train: list[int], test: int = 0
+    e: Experiment,
+    shape: tuple[int, ...],
+    classes: int,
+    train: list[int],
+    test: int = 0,
+    dtype: torch.dtype = torch.uint8,
 ) -> dict[str, Any]:
     """Of a run whose clients have `train` samples each and which tests on `test` samples
     together.
@@ -107,7 +114,7 @@ def cost(
 
     method = e.build_method()
     samples = method.solve.batch_size
-    federation = stub(shape, classes, samples)
+    federation = stub(shape, classes, samples, dtype)
     model = build(e, federation)
     run = simulate(method, federation, model, rounds=2, device="meta", quiet=True)
     stages = method.stages()
@@ -162,3 +169,37 @@ def cost(
             "libraries' memory is not"
         ),
     }
+
+
+def plan(e: Experiment, seconds: float | None) -> dict[str, Any]:
+    """What a run would do and cost; without its data, from the published client sizes if there are
+    any.
+    """
+    out: dict[str, Any] = {
+        "key": e.key,
+        "config": e.config,
+        "stages": e.build_method().describe(),
+        "seconds": seconds,
+    }
+    size = e.dataset.get("size", 32)
+    shape: tuple[int, ...] = (3, size, size)
+    classes = 10
+    test = 0
+    dtype = torch.uint8
+    try:
+        federation = e.build_federation()
+    except FedbookError as error:
+        out["data"] = f"not here: {error}"
+        types, train = published_sizes(e) or ([], [])
+    else:
+        types = [federation.type_names[c.type] for c in federation.clients]
+        train = [len(c.train) for c in federation.clients]
+        test = len({i for c in federation.clients for i in c.test.tolist()})
+        shape = federation.input_shape
+        classes = federation.num_classes
+        dtype = federation.x.dtype
+    out["clients"] = {"number": len(train), "train": train, "types": types}
+    out["cost"] = "the clients' sizes need the data"
+    if train:
+        out["cost"] = cost(e, shape, classes, train, test, dtype)
+    return out

@@ -3,6 +3,8 @@ it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class FedbookError(Exception):
     """A mistake in the input or the surroundings, told in one line, with a hint."""
@@ -10,3 +12,13 @@ class FedbookError(Exception):
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(f"{message} ({hint})" if hint else message)
         self.message, self.hint = message, hint
+
+
+def unknown(what: str, name: str, known: Iterable[str], see: str = "") -> FedbookError:
+    """The error for a name that is not known: it suggests the nearest one, else where to look."""
+    import difflib
+
+    names = [str(k) for k in known]
+    near = difflib.get_close_matches(str(name), names, 1, 0.5)
+    hint = f"did you mean {near[0]}?" if near else see or f"known: {', '.join(names)}"
+    return FedbookError(f"unknown {what} {name!r}", hint)

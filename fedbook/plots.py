@@ -48,19 +48,16 @@ METHODS: dict[str, tuple[str, str, str, Any]] = {
     "grp_fed": ("GRP-FED", BLUE, "*", SOLID),
     "fgpt": ("FGPT", ORANGE, "*", SOLID),
 }
-RELATIVES = {
+# variants of a method: (method whose colour they share, label, marker, line)
+RELATIVES: dict[str, tuple[str, str, str, Any]] = {
     "fgpt_u": ("fgpt", "FGPT-U", "8", DASH),
     "fgpt_random_key": ("fgpt", "FGPT, random keys", "1", DOT),
-}
-RELATIVES |= {
     "fgpt_fedmix": ("fgpt", "FGPT + FedMix", "H", DASHDOT),
     "fgpt_resnet": ("fgpt", "FGPT-ResNet", "2", DASHDOT),
-}
-RELATIVES |= {
     "fedgr_only": ("fedgcr", "FedGR only", "3", DASH),
     "fedgc_only": ("fedgcr", "FedGC only", "4", DOT),
+    "pt_fedavg_share": ("pt_fedavg", "PT-FedAvg-share", "1", DOT),
 }
-RELATIVES |= {"pt_fedavg_share": ("pt_fedavg", "PT-FedAvg-share", "1", DOT)}
 STYLE: Any = {
     "figure.dpi": 110,
     "savefig.dpi": 160,
@@ -113,28 +110,23 @@ def save(fig: Figure, name: str, alt: str, folder: str | Path | None = None) -> 
     """Write NAME.png and NAME.pdf, and the description for those who cannot see it as NAME.txt and
     inside the PNG.
     """
-    import os
-
     from fedbook.errors import FedbookError
+    from fedbook.files import write_atomically
     from fedbook.results import default_folder
 
     folder = Path(folder) if folder is not None else default_folder("figures")
+    kinds = {
+        ".png": {"Description": alt, "Software": None},
+        ".pdf": {"Subject": alt, "CreationDate": None},
+    }
     paths = []
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for suffix, meta in (
-            (".png", {"Description": alt, "Software": None}),
-            (".pdf", {"Subject": alt, "CreationDate": None}),
-        ):
-            path = folder / (name + suffix)
-            part = path.with_name(f".{name}.part{suffix}")
-            try:
+        for suffix, meta in kinds.items():
+            paths.append(folder / (name + suffix))
+            with write_atomically(paths[-1]) as part:
                 fig.savefig(part, metadata=meta, bbox_inches="tight")
-                os.replace(part, path)
-            finally:
-                part.unlink(missing_ok=True)
-            paths.append(path)
-        (folder / f"{name}.txt").write_text(alt + "\n", encoding="utf-8")
+        with write_atomically(folder / f"{name}.txt") as part:
+            part.write_text(alt + "\n", encoding="utf-8")
     except OSError as error:
         raise FedbookError(
             f"cannot write figures in {folder}: {error.strerror or error}",
@@ -229,25 +221,6 @@ def sorted_scores(
             ax.plot(range(1, len(v) + 1), v, markevery=max(1, len(v) // 8), **look(method))
         ax.set(xlabel="client, from worst to best", ylabel=ylabel, title=title, ylim=(0, 1))
         ax.locator_params(axis="x", integer=True)
-        if series:
-            ax.legend()
-    return ax
-
-
-def type_scores(
-    series: Mapping[str, Sequence[float]],
-    names: Sequence[str],
-    title: str = "",
-    ax: Axes | None = None,
-) -> Axes:
-    """Accuracy of each type, one marker per method: how far the types lie apart is sigma_type."""
-    with style() as plt:
-        if ax is None:
-            _, ax = plt.subplots(figsize=(4.6, 3.2))
-        for method, values in series.items():
-            ax.plot(range(len(names)), values, **look(method))
-        ax.set_xticks(range(len(names)), names, rotation=20, ha="right")
-        ax.set(ylabel="test accuracy", title=title, ylim=(0, 1))
         if series:
             ax.legend()
     return ax

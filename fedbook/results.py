@@ -36,9 +36,8 @@ def default_folder(kind: str = "results") -> Path:
     if chosen := os.environ.get(f"FEDBOOK_{kind.upper()}"):
         return Path(chosen)
     for folder in (Path.cwd(), *Path.cwd().parents):
-        if (folder / "fedbook" / "papers" / "published").is_dir() and (
-            folder / "pyproject.toml"
-        ).is_file():
+        package = folder / "fedbook" / "papers" / "__init__.py"
+        if package.is_file() and (folder / "pyproject.toml").is_file():
             return folder / kind
     share = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     return share / "fedbook" / kind

@@ -1,12 +1,13 @@
 """Each claim first meets the printed numbers; then made-up results, to see that it can hold, fail
 and stay untested."""
 
+import dataclasses
 import json
 
-import pandas as pd
 import pytest
 
-from fedbook.papers.claims import Cell, Numbers, above, all_claims, below, evaluate, numbers
+from fedbook.papers import PAPERS
+from fedbook.papers.claims import Cell, Number, Numbers, above, all_claims, below, evaluate, numbers
 from fedbook.results import Store
 
 FIELDS = {"id", "paper", "text", "status", "margin", "clear", "seeds", "scale", "note"}
@@ -73,16 +74,21 @@ def test_margins_by_hand(printed):
     assert printed["grp1"]["margin"] == pytest.approx(0.578 - 0.563)
 
 
-def ours(paper, change=lambda t: t, seeds=3):
+def ours(paper, change=lambda n: n, seeds=3):
     """The printed numbers as if we had run them with a few seeds (mean as printed, spread 0.1),
-    then changed.
+    then changed one by one: `change` returns a number, or None to drop it.
     """
-    t = numbers(paper, "published").table
-    rows = [
-        t.assign(seed=s, value=t["value"] + 0.1 * (s - (seeds - 1) / 2), std=None)
-        for s in range(seeds)
-    ]
-    return Numbers(paper, change(pd.concat(rows, ignore_index=True)), "laptop")
+    found = []
+    for n in numbers(paper, "published").found:
+        for s in range(seeds):
+            value = n.value + 0.1 * (s - (seeds - 1) / 2)
+            changed = change(dataclasses.replace(n, seed=s, value=value, std=None))
+            found += [] if changed is None else [changed]
+    return Numbers(PAPERS[paper], found, "laptop")
+
+
+def only(keep):
+    return lambda n: n if keep(n) else None
 
 
 def test_held_with_seeds_and_clearness():
@@ -94,14 +100,10 @@ def test_held_with_seeds_and_clearness():
 
 
 def test_a_claim_fails_when_one_cell_turns():
-    def worse(t):
-        mine = (
-            (t["table"] == "table2")
-            & (t["dif"] == 5)
-            & (t["method"] == "fedgcr")
-            & (t["metric"] == "avg")
-        )
-        return t.assign(value=t["value"].where(~mine, t["value"] - 50))
+    def worse(n):
+        mine = (n.table, n.method, n.metric) == ("table2", "fedgcr", "avg")
+        turned = mine and n.settings["dif"] == 5
+        return dataclasses.replace(n, value=n.value - 50) if turned else n
 
     v = all_claims()["gcr1"].on(ours("fedgcr", worse))
     assert v["status"] == "failed" and v["margin"] < -40 and "table2 domainnet dif=5" in v["note"]
@@ -109,11 +111,11 @@ def test_a_claim_fails_when_one_cell_turns():
 
 
 def test_untested_while_a_number_is_missing_failed_as_soon_as_one_speaks_against():
-    without = all_claims()["gcr1"].on(ours("fedgcr", lambda t: t[t["method"] != "afl"]))
+    without = all_claims()["gcr1"].on(ours("fedgcr", only(lambda n: n.method != "afl")))
     assert without["status"] == "untested" and "9 more not run" in without["note"]
-    nothing = all_claims()["gcr1"].on(ours("fedgcr", lambda t: t[t["method"] != "fedgcr"]))
+    nothing = all_claims()["gcr1"].on(ours("fedgcr", only(lambda n: n.method != "fedgcr")))
     assert nothing["status"] == "untested" and nothing["margin"] is None
-    few = all_claims()["gcr4"].on(ours("fedgcr", lambda t: t[t["method"] == "term"]))
+    few = all_claims()["gcr4"].on(ours("fedgcr", only(lambda n: n.method == "term")))
     assert few["status"] == "failed"
 
 
@@ -132,56 +134,42 @@ def test_every_printed_claim_gives_the_same_verdict_on_our_numbers():
 
 
 def test_figure_claims_light_up():
-    rows = [("fig2", "global", 0.96, 0.30), ("fig2", "federated", 0.9, 0.5)]
-    table = pd.DataFrame(
-        [
-            {
-                "table": t,
-                "method": "fedavg",
-                "metric": f"{m}_similarity",
-                "strategy": s,
-                "value": v,
-                "std": None,
-                "seed": 0,
-            }
-            for t, s, within, across in rows
-            for m, v in (("within", within), ("across", across))
-        ]
-    )
-    t = Numbers("client2vec", table, "laptop")
-    assert all_claims()["c2v1"].on(t)["status"] == "held" and all_claims()["c2v1"].on(t)[
-        "margin"
-    ] == pytest.approx(0.4)
+    found = []
+    for strategy, within, across in (("global", 0.96, 0.30), ("federated", 0.9, 0.5)):
+        for name, value in (("within", within), ("across", across)):
+            found.append(
+                Number(
+                    table="fig2",
+                    settings={"strategy": strategy},
+                    method="fedavg",
+                    metric=f"{name}_similarity",
+                    value=value,
+                )
+            )
+    t = Numbers(PAPERS["client2vec"], found, "laptop")
+    first = all_claims()["c2v1"].on(t)
+    assert first["status"] == "held" and first["margin"] == pytest.approx(0.4)
     assert all_claims()["c2v2"].on(t)["margin"] == pytest.approx(0.66 - 0.4)
 
 
-def test_curves_become_claims():
-    def curve(method, metric, values, **more):
-        base = {
-            "table": "fig3",
-            "method": method,
-            "metric": f"curve.{metric}",
-            "std": None,
-            "seed": 0,
-            **more,
-        }
-        return [{**base, "round": i + 1, "value": v} for i, v in enumerate(values)]
+def curve(method, metric, values, **settings):
+    where = {"table": "fig3", "settings": settings, "method": method, "metric": f"curve.{metric}"}
+    return [Number(value=v, round=i + 1, **where) for i, v in enumerate(values)]
 
-    rows = []
+
+def test_curves_become_claims():
+    found = []
     for s in (10, 5):
-        rows += curve("fgpt", "avg_sample", [0.1, 0.6, 0.7, 0.7], s=s) + curve(
-            "pt_fedavg", "avg_sample", [0.1, 0.2, 0.3, 0.4], s=s
-        )
-    v = all_claims()["fgpt12"].on(Numbers("fgpt", pd.DataFrame(rows), "laptop"))
+        found += curve("fgpt", "avg_sample", [0.1, 0.6, 0.7, 0.7], s=s)
+        found += curve("pt_fedavg", "avg_sample", [0.1, 0.2, 0.3, 0.4], s=s)
+    v = all_claims()["fgpt12"].on(Numbers(PAPERS["fgpt"], found, "laptop"))
     assert v["status"] == "held" and v["margin"] == 2  # reached at the second of four evaluations
 
     falling, rising = [3, 2, 1, 0.9, 0.8, 0.7, 0.6, 0.5], [3, 2, 1, 0.9, 0.8, 1.0, 1.1, 1.2]
     loss = {"grp_fed": falling, "q_ffl": rising, "afl": rising, "fedavg": [3.0] * 8}
-    rows = [r for m, v in loss.items() for r in curve(m, "global_loss_max", v)]
-    assert (
-        all_claims()["grp6"].on(Numbers("grp_fed", pd.DataFrame(rows), "laptop"))["status"]
-        == "held"
-    )
+    found = [n for m, v in loss.items() for n in curve(m, "global_loss_max", v)]
+    verdict = all_claims()["grp6"].on(Numbers(PAPERS["grp_fed"], found, "laptop"))
+    assert verdict["status"] == "held"
 
 
 def test_a_check_compares_means_and_pools_deviations():

@@ -1,6 +1,7 @@
 """The command line: every bad input is one line with a hint, every command has its shape, nothing
 is computed twice."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -11,7 +12,6 @@ import pytest
 
 from fedbook import papers
 from fedbook.cli import main
-from fedbook.papers import client2vec
 from fedbook.results import Store
 
 
@@ -225,19 +225,33 @@ def test_data_and_check(call):
 
 @pytest.fixture
 def tiny_table(packs, monkeypatch):
-    """Client2Vec's Table 9 on the tiny pack."""
-    scale = dict(client2vec.SCALES["smoke"])
-    scale |= {"rounds": 2, "seeds": 2, "evaluate_every": 1, "clients": {"cifar10": 4}}
-    scale |= {
-        "data": {"cifar10": {"name": str(packs / "tiny.npz")}},
-        "models": {"resnet18": {"name": "linear"}},
-    }
-    scale["local"] = {"lr": 0.1, "participation": 1.0}
-    scale |= {
-        "index": scale["index"] | {"index_samples": 8, "index_limit": 8},
-        "index_share": 0.002,
-    }
-    monkeypatch.setitem(client2vec.SCALES, "smoke", scale)
+    """Client2Vec's Table 9 on the tiny pack; call it with options of methods to change them."""
+    paper = papers.PAPERS["client2vec"]
+    smoke = paper.scale("smoke")
+    own = dataclasses.replace(
+        smoke.own,
+        clients={"cifar10": 4},
+        models={"resnet18": {"name": "linear"}},
+        index=smoke.own.index | {"index_samples": 8, "index_limit": 8},
+        index_share=0.002,
+    )
+
+    def use(**methods):
+        tiny = dataclasses.replace(
+            smoke,
+            rounds=2,
+            seeds=2,
+            evaluate_every=1,
+            data={"cifar10": {"name": str(packs / "tiny.npz")}},
+            solver={"lr": 0.1, "participation": 1.0},
+            methods=methods,
+            own=own,
+        )
+        changed = dataclasses.replace(paper, scales=(tiny,))
+        monkeypatch.setitem(papers.PAPERS, "client2vec", changed)
+
+    use()
+    return use
 
 
 def test_reproduce_prints_draws_and_computes_only_what_is_missing(call, tiny_table, tmp_path):
@@ -275,8 +289,8 @@ def test_an_interrupt_loses_at_most_one_run(call, tiny_table, tmp_path, monkeypa
     assert code == 0 and "6 to compute" in err
 
 
-def test_a_failing_run_does_not_take_the_others_along(call, tiny_table, tmp_path, monkeypatch):
-    monkeypatch.setitem(client2vec.SCALES["smoke"], "fedavgm", {"lr": 1e30})
+def test_a_failing_run_does_not_take_the_others_along(call, tiny_table, tmp_path):
+    tiny_table(fedavgm={"lr": 1e30})
     code, out, err = call("reproduce client2vec/table9 --jobs 1")
     assert code == 1 and "diverged" in err.splitlines()[-1] and "fedavg " in out
     assert len(Store(tmp_path / "results").load()) == 4
@@ -289,20 +303,43 @@ def test_jobs_run_in_processes_of_one_thread(call, tiny_table, tmp_path):
     assert {r["versions"]["threads"] for r in results} == {1}
 
 
-def test_nothing_built_is_an_error_a_sketch_is_not(call, monkeypatch):
-    from dataclasses import replace
-
-    from fedbook import methods, papers
-
-    monkeypatch.setattr(methods, "names", lambda: [])
-    fresh = {i: replace(s) for i, s in papers.specs().items()}
-    monkeypatch.setattr(papers, "specs", lambda: fresh)
-    code, out, err = call("reproduce fedgcr/table1")
-    assert (
-        code == 1 and "not built" in err.splitlines()[-1] and "not built yet: 72 of 72 rows" in out
-    )
+def test_a_drawing_has_nothing_to_run(call):
     code, out, _ = call("reproduce fedgcr/fig1")
     assert code == 0 and "a drawing only" in out
+
+
+def test_a_scale_a_paper_lacks_is_said(call, tiny_table):
+    code, _, err = call("reproduce client2vec/table9 --scale laptop")
+    assert code == 1 and "unknown scale of client2vec 'laptop' (known: smoke)" in err
+
+
+GUESSED = {  # what the word "domain" in a description used to get wrong
+    "ecg_offline": ("by_group", "ecg_resnet", 12),
+    "roles_offline": ("by_group", "lstm", 8),
+    "mitbih": ("by_group", "ecg_resnet", 46),
+    "shakespeare": ("by_group", "lstm", 81),
+    "five_dataset_chars74k": ("by_domain", "cnn", 5),
+}
+
+
+@pytest.mark.parametrize("name", GUESSED)
+def test_domains_come_from_the_catalogue(name, monkeypatch, tmp_path):
+    from fedbook import data
+    from fedbook.experiment import plain
+
+    monkeypatch.setenv("FEDBOOK_DATA", str(tmp_path))
+    partition, model, domains = GUESSED[name]
+    e = plain("fedavg", name)
+    assert (e.partition["name"], e.model["name"]) == (partition, model)
+    assert data.info(name)["domains"] == domains
+
+
+def test_patients_and_roles_are_clients(call):
+    for name, clients in (("ecg_offline", 12), ("roles_offline", 8)):
+        plan = json.loads(call(f"run fedavg {name} --dry-run")[1])
+        assert plan["clients"]["number"] == len(set(plan["clients"]["types"])) == clients
+    code, out, err = call("run fedavg ecg_offline --rounds 1 --quiet")
+    assert code == 0 and "avg_client" in out, err
 
 
 def test_help_has_examples(call):

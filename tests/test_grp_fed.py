@@ -19,7 +19,7 @@ from fedbook.methods.grp_fed import (
     discriminator_loss,
     generator_loss,
 )
-from fedbook.papers import grp_fed as paper
+from fedbook.papers.grp_fed import scales as paper
 from fedbook.rounds import Equal, LocalSolver, Report
 from fedbook.rounds.params import count_bytes
 from fedbook.rounds.weights import normalise
@@ -446,13 +446,13 @@ def test_a_run_keeps_effective_clients_and_powers_over_time():
     model = {"name": "ecg_resnet", "width": 4, "norm": "group", "hidden": 4}
     method = {"name": "grp_fed", "q": 10.0, "epochs": 1, "batch_size": 16, "lr": 0.01}
     e = Experiment(
-        beats,
-        {"name": "by_group", "test": "domain"},
-        model,
-        method,
-        4,
+        dataset=beats,
+        partition={"name": "by_group", "test": "domain"},
+        model=model,
+        method=method,
+        rounds=4,
         evaluate_every=2,
-        local_tests=True,
+        measures=({"name": "local_tests"},),
     )
     curves = e.run()["metrics"]["curves"]
     assert len(curves["q"]) == len(curves["effective_clients"]) == 2

@@ -1,18 +1,25 @@
 """Every table and figure is there, its runs follow from its printed rows, and paper stands beside
 ours."""
 
-import csv
 import dataclasses
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from fedbook import FedbookError, methods, papers, plots
+from fedbook import FedbookError, methods, models, papers, plots
 from fedbook.experiment import Experiment, _within
-from fedbook.papers import client2vec, fedgcr, fgpt, grp_fed
-from fedbook.papers.spec import PUBLISHED, SCALES, Row, estimate, ordering, read_rows, tolerance
+from fedbook.papers.claims import evaluate
+from fedbook.papers.fedgcr import scales as fedgcr
+from fedbook.papers.reproduce import Estimate, overview
+from fedbook.papers.rows import Row, read_csv, read_rows
+from fedbook.papers.spec import ordering, tolerance
+from fedbook.results import Store
 
-MODULES = (fedgcr, client2vec, grp_fed, fgpt)
+ROOT = Path(__file__).parents[1]
+IID = {"name": "iid", "clients": 4}
 STUDIES = ["fedgcr/quirks", "fedgcr/grouping", "fedgcr/size", "client2vec/local"]
 STUDIES += ["grp_fed/fig4_own", "grp_fed/printed", "grp_fed/weights", "grp_fed/choices"]
 STUDIES += ["fgpt/unseen", "fgpt/prompt_rate"]
@@ -33,12 +40,12 @@ def test_all_34_tables_and_all_figures_are_listed():
 
 
 def test_every_printed_row_is_read():
-    with open(PUBLISHED / "tables_index.csv", newline="") as f:
-        for entry in csv.DictReader(f):
-            rows = read_rows(entry["file"])
+    for paper in papers.PAPERS.values():
+        for entry in read_csv(paper.published / "tables.csv"):
+            rows = read_rows(paper.published / entry["file"])
             assert len(rows) == int(entry["rows"]), entry["file"]
             assert sum(r.value is None for r in rows) == int(entry["blank_cells"]), entry["file"]
-    row = read_rows("fedgcr_table1_digit_five.csv")[0]
+    row = papers.get("fedgcr/table1").rows[0]
     assert (row.settings, row.method, row.metric, row.value, row.std) == (
         {"dataset": "digit_five", "dif": 1},
         "fedavg",
@@ -48,10 +55,34 @@ def test_every_printed_row_is_read():
     )
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_scale_is_numbers_and_names_only(module):
-    assert set(module.SCALES) == set(SCALES)
-    json.dumps(module.SCALES)
+def test_a_row_knows_what_fits_it():
+    row = Row(settings={"dataset": "pacs", "dif": 10}, method="fedavg", metric="avg")
+    assert row.fits() and row.fits(dif=10, method="fedavg") and row.setting == "pacs dif=10"
+    assert not row.fits(dif=5) and not row.fits(metric="sigma_type") and not row.fits(s=10)
+
+
+@pytest.mark.parametrize("paper", papers.PAPERS.values(), ids=lambda p: p.key)
+def test_a_scale_is_numbers_and_names_only(paper):
+    assert [s.name for s in paper.scales] == ["smoke", "laptop", "paper"] == papers.scales()
+    for scale in paper.scales:
+        json.dumps(dataclasses.asdict(scale))
+    with pytest.raises(FedbookError, match="unknown scale of"):
+        paper.scale("huge")
+
+
+def test_a_paper_without_a_field_is_no_paper():
+    whole = {f.name: None for f in dataclasses.fields(papers.Paper)}
+    for name in ("key", "scales", "experiment", "metrics", "figures", "claims", "grid"):
+        with pytest.raises(TypeError, match=name):
+            papers.Paper(**{k: v for k, v in whole.items() if k != name})
+
+
+def test_published_orders_of_domains_are_those_of_the_partition():
+    from fedbook.data.partition import PUBLISHED
+
+    for name, published in PUBLISHED.items():
+        assert fedgcr.PRINTED.own.order[name] == published.order
+        assert fedgcr.PRINTED.own.swapped[name] == published.swapped
 
 
 def test_unknown_id_suggests_a_near_one():
@@ -141,20 +172,15 @@ def test_the_study_of_quirks_changes_one_thing_at_a_time():
     assert len({e.key for e in on.values()}) == len(on)
 
 
-def test_built_follows_from_the_registered_methods(monkeypatch):
-    from dataclasses import replace
-
-    spec = papers.get("fedgcr/table1")
-    monkeypatch.setattr(methods, "names", lambda: [])
-    assert replace(spec).built == "no" and replace(spec).runs("smoke") == []
-    monkeypatch.setattr(methods, "names", lambda: ["fedavg"])
-    assert replace(spec).built == "partial"
-    assert {r.row.method for r in replace(spec).runs("smoke")} == {"fedavg"}
-    everything = [r.method for s in papers.specs().values() for r in s.rows] + ["client2vec"]
-    monkeypatch.setattr(methods, "names", lambda: everything)
-    assert replace(spec).built == "yes"
-    assert replace(papers.get("client2vec/table9")).built == "yes"
-    assert papers.get("fgpt/fig1").built == "sketch"
+def test_every_run_names_methods_and_models_that_exist():
+    known = set(methods.names())
+    for spec in papers.specs().values():
+        assert spec.built in (("sketch",) if spec.kind == "sketch" else ("yes", "partial")), spec.id
+        for scale in papers.scales():
+            for run in spec.plan(scale):
+                e = run.experiment
+                assert {e.method["name"], e.method.get("base", e.method["name"])} <= known
+                assert e.model["name"] in models.names()
 
 
 def stored(spec, scale, value):
@@ -199,7 +225,7 @@ def test_paper_against_ours():
         and first["verdict"] == "not comparable (laptop)"
     )
     verdicts = {r["verdict"] for r in table if r["method"] != "fedavg"}
-    assert verdicts <= {"not built yet", "not run"}
+    assert verdicts == {"not run"}
 
 
 def test_a_verdict_only_at_paper_scale():
@@ -214,13 +240,15 @@ def test_a_verdict_only_at_paper_scale():
 
 
 def test_tolerance_is_a_point_or_two_standard_deviations():
-    row = Row({}, "m", "avg", "percent", 50.0, 0.3, "std_over_3_runs")
-    assert tolerance(row, None) == 1.0 and tolerance(row, 0.4) == pytest.approx(1.0)
-    assert tolerance(row, 4.0) == pytest.approx(2 * (0.3**2 + 16) ** 0.5)
-    assert tolerance(Row({}, "m", "x", "macro_f1", 0.5), None) == 0.01
-    assert (
-        tolerance(Row({}, "m", "x", "percent", 50.0, 9.0, "variance_last_10_rounds"), None) == 6.0
-    )
+    def row(unit, value, std=None, spread=""):
+        return Row(settings={}, method="m", unit=unit, value=value, std=std, spread=spread)
+
+    percent = row("percent", 50.0, 0.3, "std_over_3_runs")
+    assert tolerance(percent, None) == 1.0 and tolerance(percent, 0.4) == pytest.approx(1.0)
+    assert tolerance(percent, 4.0) == pytest.approx(2 * (0.3**2 + 16) ** 0.5)
+    assert tolerance(row("macro_f1", 0.5), None) == 0.01
+    assert tolerance(row("million", 25.6), None) == pytest.approx(0.05)
+    assert tolerance(row("percent", 50.0, 9.0, "variance_last_10_rounds"), None) == 6.0
 
 
 def test_ordering_counts_pairs_within_a_setting():
@@ -229,26 +257,30 @@ def test_ordering_counts_pairs_within_a_setting():
     assert ordering(table) == (1, 3)
 
 
+def experiment(**changes):
+    parts = {"dataset": "d", "partition": "iid", "model": "cnn", "method": "fedavg"}
+    return Experiment(**{k: {"name": v} for k, v in parts.items()} | {"rounds": 1} | changes)
+
+
 def test_changed_defaults_make_a_result_stale_added_ones_do_not():
     assert _within({"a": 1, "b": {"c": [1]}}, {"a": 1, "b": {"c": [1], "new": 0}, "more": 2})
     assert not _within({"a": 1}, {"a": 2}) and not _within({"a": 1}, {})
-    e = Experiment({"name": "d"}, {"name": "iid"}, {"name": "cnn"}, {"name": "fedavg"}, 3)
+    e = experiment(rounds=3)
     result = {"method": e.build_method().describe()}
     assert e.find({e.key: result}) is result
-    result["method"]["solve"] = {**result["method"]["solve"], "lr": 77.0}
+    result["method"] = {**result["method"], "solve": {"lr": 77.0}}
     assert e.find({e.key: result}) is None
 
 
 def test_cost_is_estimated_from_runs_of_the_same_shape():
-    parts = {"name": "d"}, {"name": "iid"}, {"name": "cnn"}
-    e = Experiment(*parts, {"name": "fedavg"}, rounds=10)
-    old = [
-        {"config": Experiment(*parts, {"name": m}, rounds=5).config, "seconds": s}
-        for m, s in (("fedavg", 20), ("moon", 50))
-    ]
-    assert estimate(e, old) == 40.0
-    assert estimate(e, old[1:]) == 100.0
-    assert estimate(e, []) is None
+    e = experiment(rounds=10)
+    old = []
+    for method, seconds in (("fedavg", 20), ("moon", 50)):
+        config = experiment(method={"name": method}, rounds=5).config
+        old.append({"config": config, "seconds": seconds})
+    assert Estimate(old)(e) == 40.0
+    assert Estimate(old[1:])(e) == 100.0
+    assert Estimate([])(e) is None
 
 
 def test_parameters_are_counted_not_quoted():
@@ -257,6 +289,15 @@ def test_parameters_are_counted_not_quoted():
     }
     assert table["architecture=vit_b16", "fgpt"]["ours"] == pytest.approx(0.0961)
     assert all(r["verdict"] == "reproduced" for r in table.values())
+
+
+def test_what_is_kept_is_what_is_counted():
+    from fedbook.papers.fgpt import counts
+
+    rows = counts.to_count()
+    assert len(rows) == len(counts.kept()) == 31
+    for row in rows:
+        assert counts.counted(row) == pytest.approx(counts.count(row), rel=1e-9), row
 
 
 def test_experiments_differ_where_rows_differ():
@@ -361,4 +402,91 @@ def test_clients_that_never_took_part_are_tested_with_the_final_model():
     assert len(result["unseen"]["acc"]) == len(set(result["unseen"]["clients"])) == 10
     assert len(result["clients"]["acc"]) == e.partition["clients"] - 10
     assert 0 <= result["unseen"]["avg_sample"] <= 1
-    assert "unseen" not in dataclasses.replace(e, unseen=0).config
+    assert e.config["measures"] == [{"name": "unseen", "clients": 10}]
+    assert "measures" not in dataclasses.replace(e, measures=()).config
+
+
+def test_an_unknown_measure_is_named():
+    e = experiment(measures=({"name": "unsene", "clients": 1},))
+    with pytest.raises(FedbookError, match="did you mean unseen"):
+        dataclasses.replace(e, dataset={"name": "digits5_offline"}, partition=IID).run()
+
+
+# -- stored results --------------------------------------------------------------------------------
+STORED = {"fedgcr": 337, "client2vec": 477, "grp_fed": 80, "fgpt": 169}
+
+
+@pytest.mark.parametrize("key", papers.PAPERS)
+def test_stored_results_are_still_found(key):
+    """A change of a configuration that forgets the stored runs would let them be computed again."""
+    results = Store(ROOT / "results").keys()
+    found = set()
+    for spec in papers.PAPERS[key].specs.values():
+        for run in spec.runs("laptop", None, results):
+            if run.result is not None:
+                found.add(run.experiment.key)
+    assert len(found) >= STORED[key]
+
+
+def test_what_is_stored_has_one_shape():
+    for result in Store(ROOT / "results").load():
+        m = result["metrics"]
+        assert "extra" not in m and isinstance(m["log"], dict)
+        assert not any("." in name for name in m["log"])
+
+
+# -- work done -------------------------------------------------------------------------------------
+@pytest.fixture
+def builds(monkeypatch):
+    """Every method that is built."""
+    real, seen = Experiment.build_method, []
+
+    def build(self):
+        seen.append(self)
+        return real(self)
+
+    monkeypatch.setattr(Experiment, "build_method", build)
+    monkeypatch.setattr("fedbook.experiment._DESCRIBED", {})
+    return seen
+
+
+def test_listing_builds_no_method_and_needs_no_torch(builds):
+    overview(papers.specs().values(), papers.scales(), Store(ROOT / "results").keys())
+    assert not builds
+    code = "import sys, fedbook.cli as c; c.main(['list']); print('torch' in sys.modules)"
+    out = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
+    assert out.splitlines()[-1] == "False"
+
+
+def test_claims_build_every_method_once(builds):
+    results = Store(ROOT / "results")
+    evaluate(results)
+    stored = {json.dumps([r["config"]["method"], r["config"]["rounds"]]) for r in results.load()}
+    assert 0 < len(builds) <= len(stored)
+
+
+def test_runs_are_planned_once(monkeypatch):
+    spec = dataclasses.replace(papers.get("fedgcr/table5"))
+    asked = []
+    real = spec.paper.experiment
+
+    def experiment(row, scale, seed):
+        asked.append(row)
+        return real(row, scale, seed)
+
+    spec = dataclasses.replace(spec, paper=dataclasses.replace(spec.paper, experiment=experiment))
+    spec.plan("laptop")
+    first = len(asked)
+    spec.runs("laptop", None, {}), spec.runs("laptop", 3, {"no such": {}})
+    assert 0 < first == len(asked)
+
+
+# -- in a notebook ---------------------------------------------------------------------------------
+def test_a_table_shows_its_printed_rows():
+    html = papers.get("fedgcr/table1")._repr_html_()
+    assert "<caption>fedgcr/table1: Main results Digit-Five (72 printed numbers)" in html
+    assert html.count("<tr>") == 1 + 24 and "68.19" in html and ">sigma_type<" in html
+    assert "(iii)" in papers.get("client2vec/local")._repr_html_()
+    row = Row(settings={"dataset": "<b>"}, method="a&b", metric="avg", value=1.0)
+    html = dataclasses.replace(papers.get("fedgcr/table1"), rows=(row,))._repr_html_()
+    assert "&lt;b&gt;" in html and "a&amp;b" in html

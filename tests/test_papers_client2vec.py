@@ -1,10 +1,13 @@
 """Client2Vec's tables and figures: which runs are shared, what follows from several runs, what is
 drawn."""
 
+import dataclasses
+
 import pytest
 
 from fedbook import methods, papers
-from fedbook.papers import client2vec, tune
+from fedbook.papers import PAPERS, tune
+from fedbook.papers.client2vec import scales as client2vec
 
 TYPES = [t for t in range(4) for _ in range(3)]
 NAMES = ["photo", "art_painting", "cartoon", "sketch"]
@@ -31,7 +34,7 @@ def pretend(spec, scale="laptop", best=lambda row: 0.5):
                 "curves": {"avg_client": [score - 0.1, score]},
                 "clients": {"type": TYPES},
                 "type_names": NAMES,
-                "extra": {} if run.experiment.method["name"] == "fedavg" else {"sample": sample},
+                "log": {} if run.experiment.method["name"] == "fedavg" else sample,
             },
         }
     return found
@@ -74,7 +77,7 @@ def test_an_option_that_both_have_reaches_the_base():
     assert m.sample.tau == 2.0
     plain = methods.get("fedlc", tau=0.25).objective
     assert m.objective[: len(plain)] == plain
-    scale = client2vec.SCALES["laptop"] | {"name": "laptop", "fedlc": {"tau": 0.25}}
+    scale = dataclasses.replace(client2vec.LAPTOP, methods={"fedlc": {"tau": 0.25}})
     row = next(
         r
         for r in papers.get("client2vec/table1").rows
@@ -157,5 +160,5 @@ def test_every_base_algorithm_is_tuned_with_the_same_budget():
     }
     assert {len(grid.first(m)) + len(grid.second(m, {"lr": 0.1})) for m in grid.knobs} == {4}
     for setting in grid.on:
-        e = tune.trial(client2vec, "laptop", "fedavg", {"lr": 0.1}, setting)
+        e = tune.trial(PAPERS["client2vec"], "laptop", "fedavg", {"lr": 0.1}, setting)
         assert e.partition["test"].startswith("unused")

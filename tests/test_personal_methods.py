@@ -9,8 +9,8 @@ from helpers import normed, only, personal, resumed, run, same, traffic
 from torch import nn
 
 from fedbook import FedbookError, Federation, methods, metrics
-from fedbook.experiment import local_tests
 from fedbook.models.convnets import Classifier
+from fedbook.papers.grp_fed.measures import local_tests
 from fedbook.rounds import Equal, Objective
 from fedbook.rounds.params import count_bytes
 

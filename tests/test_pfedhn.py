@@ -11,7 +11,7 @@ from test_fgpt import LOCAL
 from torch import nn
 
 from fedbook import FedbookError, methods, models, simulate
-from fedbook.experiment import measure
+from fedbook.measures import usual
 from fedbook.methods.pfedhn import HyperNetwork, flatten, shape
 from fedbook.rounds import Report, evaluate
 
@@ -219,7 +219,7 @@ def test_clients_are_tested_with_their_own_prompts_only(images):
         assert evaluate(model, images, [c], device="cpu").loss[0] == pytest.approx(
             last.personal_loss[i], abs=1e-6
         )
-    assert measure(sim, 1)["avg_client"] == pytest.approx(sum(last.personal_acc) / 6)
+    assert usual(sim, 1)["avg_client"] == pytest.approx(sum(last.personal_acc) / 6)
 
 
 def test_other_federations_get_the_mean_client(images):

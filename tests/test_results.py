@@ -122,7 +122,8 @@ def test_default_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
     monkeypatch.chdir(tmp_path)
     assert default_folder() == tmp_path / "share" / "fedbook" / "results"
-    (tmp_path / "repo" / "fedbook" / "papers" / "published").mkdir(parents=True)
+    (tmp_path / "repo" / "fedbook" / "papers").mkdir(parents=True)
+    (tmp_path / "repo" / "fedbook" / "papers" / "__init__.py").write_text("")
     (tmp_path / "repo" / "pyproject.toml").write_text("")
     monkeypatch.chdir(tmp_path / "repo" / "fedbook")
     assert default_folder() == tmp_path / "repo" / "results"

@@ -1,6 +1,7 @@
 """Hyper-parameters: the same budget for all, validation data only, and what was chosen is what is
 used."""
 
+import dataclasses
 from statistics import fmean
 
 import pytest
@@ -8,44 +9,46 @@ import pytest
 from fedbook import data
 from fedbook.errors import FedbookError
 from fedbook.federation import federate
-from fedbook.papers import client2vec, fedgcr, fgpt, grp_fed, tune
+from fedbook.papers import PAPERS, tune
 from fedbook.results import Store
+
+FEDGCR, FGPT, GRP_FED = (PAPERS[key] for key in ("fedgcr", "fgpt", "grp_fed"))
 
 
 def pretend(value):
     """Results for every trial that could be asked for, as `value(method, options)` says."""
-    grid, found = fedgcr.GRID, {}
+    grid, found = FEDGCR.grid, {}
     for method, knob in grid.knobs.items():
         name, values = knob or ("lr", grid.more_lr)
         every = grid.first(method) + [{"lr": lr, name: v} for lr in grid.lr for v in values]
         for options in every:
             for i, setting in enumerate(grid.on):
-                e = tune.trial(fedgcr, "laptop", method, options, setting)
+                e = tune.trial(FEDGCR, "laptop", method, options, setting)
                 found[e.key] = {"metrics": {"avg_type": value(method, options) + 0.1 * i}}
     return found
 
 
 def test_every_method_has_the_same_number_of_trials():
-    tried = tune.scores(fedgcr, "laptop", pretend(lambda method, options: options["lr"]))
+    tried = tune.scores(FEDGCR, "laptop", pretend(lambda method, options: options["lr"]))
     assert {len(t) for t in tried.values()} == {6}
-    assert tune.complete(fedgcr.GRID, tried)
+    assert tune.complete(FEDGCR.grid, tried)
 
 
 def test_the_knob_is_tried_at_the_best_rate():
     def value(method, options):
         return -abs(options["lr"] - 0.01) - (options.get("q", 0) - 0.1) ** 2
 
-    tried = tune.scores(fedgcr, "laptop", pretend(value))
+    tried = tune.scores(FEDGCR, "laptop", pretend(value))
     assert tune.best(tried["q_ffl"]) == {"lr": 0.01, "q": 0.1}
-    assert [o["lr"] for o, _ in tried["q_ffl"]] == [*fedgcr.GRID.lr, 0.01, 0.01]
+    assert [o["lr"] for o, _ in tried["q_ffl"]] == [*FEDGCR.grid.lr, 0.01, 0.01]
     assert tune.best(tried["fedavg"]) == {"lr": 0.01}
     score = dict((o["lr"], v) for o, v in tried["fedavg"])[0.01]
     assert score == pytest.approx(fmean((value("", {"lr": 0.01}), value("", {"lr": 0.01}) + 0.1)))
 
 
 def test_a_trial_never_sees_a_test_sample():
-    for method in fedgcr.GRID.knobs:
-        e = tune.trial(fedgcr, "laptop", method, {"lr": 0.01}, fedgcr.GRID.on[0])
+    for method in FEDGCR.grid.knobs:
+        e = tune.trial(FEDGCR, "laptop", method, {"lr": 0.01}, FEDGCR.grid.on[0])
         assert e.partition["test"] == "unused" and e.seed == 0
     dataset = data.load("digits5_offline")
     fed = federate(dataset, "by_domain", "unused", dif=10, scale=0.3)
@@ -58,8 +61,8 @@ def test_a_trial_never_sees_a_test_sample():
 
 
 def test_a_trial_on_class_mixes_never_sees_a_test_sample():
-    for method in fgpt.GRID.knobs:
-        e = tune.trial(fgpt, "laptop", method, {"lr": 0.01}, fgpt.GRID.on[0])
+    for method in FGPT.grid.knobs:
+        e = tune.trial(FGPT, "laptop", method, {"lr": 0.01}, FGPT.grid.on[0])
         assert e.partition["test"] == "unused_match" and e.seed == 0
     dataset = data.load("digits5_offline")
     fed = federate(dataset, "pathological", "unused_match", clients=10, s=3, limit=(40, 12))
@@ -72,7 +75,7 @@ def test_a_trial_on_class_mixes_never_sees_a_test_sample():
 
 
 def test_who_holds_everything_gives_up_the_last_fifth():
-    e = tune.trial(grp_fed, "laptop", "grp_fed", {"lr": 0.01, "q": 0.5}, grp_fed.GRID.on[0])
+    e = tune.trial(GRP_FED, "laptop", "grp_fed", {"lr": 0.01, "q": 0.5}, GRP_FED.grid.on[0])
     assert e.partition["test"] == "held_out" and e.rounds == e.evaluate_every == 64
     dataset = data.load("ecg_offline")
     fed, whole = federate(dataset, "by_group", "held_out"), federate(dataset, "by_group", "domain")
@@ -84,24 +87,24 @@ def test_who_holds_everything_gives_up_the_last_fifth():
 
 
 def test_a_score_of_several_metrics_is_their_mean():
-    assert fedgcr.GRID.metrics == ("avg_type",) and grp_fed.GRID.metrics == (
+    assert FEDGCR.grid.metrics == ("avg_type",) and GRP_FED.grid.metrics == (
         "local.t_g",
         "local.t_l",
     )
     found = {}
-    for options in grp_fed.GRID.first("fedavg"):
-        e = tune.trial(grp_fed, "laptop", "fedavg", options, grp_fed.GRID.on[0])
+    for options in GRP_FED.grid.first("fedavg"):
+        e = tune.trial(GRP_FED, "laptop", "fedavg", options, GRP_FED.grid.on[0])
         found[e.key] = {"metrics": {"local": {"t_g": options["lr"], "t_l": 3 * options["lr"]}}}
-    tried = tune.scores(grp_fed, "laptop", found)
+    tried = tune.scores(GRP_FED, "laptop", found)
     assert [score for _, score in tried["fedavg"]] == pytest.approx(
-        [2 * o["lr"] for o in grp_fed.GRID.first("fedavg")]
+        [2 * o["lr"] for o in GRP_FED.grid.first("fedavg")]
     )
     assert not tried["grp_fed"]
 
 
 def test_grp_fed_gives_every_method_eight_trials_and_both_powers_one_list():
-    grid = grp_fed.GRID
-    trials = {m: grid.first(m) + grid.second(m, {"lr": 0.1}) for m in grp_fed.ALL}
+    grid = GRP_FED.grid
+    trials = {m: grid.first(m) + grid.second(m, {"lr": 0.1}) for m in grid.knobs}
     assert {len(t) for t in trials.values()} == {8}
     assert all({o["q"] for o in trials[m]} >= {0.1, 0.5, 1, 2, 5, 10} for m in ("q_ffl", "grp_fed"))
     assert trials["grp_fed"][0] == {"lr": grid.lr[0], "q": 1.0, "start": "received"}, (
@@ -115,12 +118,15 @@ def test_no_sample_left_is_said():
         federate(data.load("digits5_offline"), "by_domain", "unused", sizes="equal")
 
 
-@pytest.mark.parametrize(
-    "paper", [fedgcr, fgpt, client2vec, grp_fed], ids=lambda p: p.__name__.split(".")[-1]
-)
+@pytest.mark.parametrize("paper", PAPERS.values(), ids=lambda p: p.key)
 def test_what_was_chosen_is_what_is_used(paper):
-    """The stored trials decide; a hand-edited number in SCALES would not pass."""
+    """The stored trials decide; a hand-edited number in a scale would not pass."""
     tried = tune.scores(paper, "laptop", Store().keys())
-    assert tune.complete(paper.GRID, tried), "run `fedbook tune`"
+    assert tune.complete(paper.grid, tried), "run `fedbook tune`"
     for method, options in tried.items():
-        assert paper.SCALES["laptop"][method] == tune.best(options), method
+        assert paper.scale("laptop").methods[method] == tune.best(options), method
+
+
+def test_a_paper_without_a_grid_says_so():
+    with pytest.raises(FedbookError, match="no grid"):
+        tune.scores(dataclasses.replace(FEDGCR, grid=None), "laptop", {})

@@ -13,9 +13,8 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from fedbook.errors import FedbookError
+from fedbook.errors import FedbookError, unknown
 from fedbook.rounds import LocalSolver, Method
-from fedbook.suggest import nearest
 
 BUILT = (
     "fedavg",
@@ -55,7 +54,8 @@ class UnknownOption(FedbookError):
     """An option that a method does not have; `known` are those it has."""
 
     def __init__(self, method: str, option: str, known: Iterable[str]) -> None:
-        super().__init__(f"{method} has no option {option!r}", nearest(option, known))
+        told = unknown(f"option of {method}", option, known)
+        super().__init__(told.message, told.hint)
         self.option = option
         self.known = list(known)
 
@@ -68,7 +68,7 @@ def names() -> list[str]:
 def builder(name: str) -> Callable[..., Method]:
     """The function that makes the method of that name."""
     if name not in BUILT:
-        raise FedbookError(f"unknown method {name!r}", nearest(name, BUILT))
+        raise unknown("method", name, BUILT)
     return getattr(importlib.import_module(f"fedbook.methods.{name}"), name)
 
 

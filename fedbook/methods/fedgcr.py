@@ -67,6 +67,7 @@ from fedbook.methods.clustering import ClusterClients, centres, represent
 from fedbook.methods.fedavg import fedavg
 from fedbook.methods.moon import ModelContrast, check_contrast, contrast
 from fedbook.rounds import Batch, BySize, CrossEntropy, Local, Method, Objective, Report, Weigh
+from fedbook.rounds.lockstep import Step
 from fedbook.rounds.stages import State
 
 
@@ -129,6 +130,19 @@ class GroupCustomization(Objective):
         candidates = torch.cat([sent["H"], memory["h_prev"][None]])
         l_gc = contrast(h, candidates, sent["group"], self.tau, self.similarity)  # (7)
         return self.strength(local) * l_gc
+
+    def together(self, step: Step, slot: str) -> Tensor:
+        sent = [local.sent[slot] for local in step.clients]
+        kept = [local.memory[slot] for local in step.clients]
+        if not all(sent) or not all("h_prev" in memory for memory in kept):
+            return step.one_by_one(self, slot)
+        h_prev = torch.stack([memory["h_prev"] for memory in kept])
+        H = sent[0]["H"].expand(len(sent), -1, -1)
+        candidates = torch.cat([H, h_prev[:, None]], 1)[step.layout.owner]
+        group = torch.tensor([s["group"] for s in sent], device=step.y.device)[step.layout.owner]
+        h = step.stack.asides["h"]
+        l_gc = contrast(h, candidates, group, self.tau, self.similarity, "none")
+        return self.strength(step.clients[0]) * step.layout.mean(l_gc)
 
 
 # -- FedGR -----------------------------------------------------------------------------------------

@@ -41,23 +41,31 @@ from fedbook.federation import Federation
 from fedbook.methods.fedavg import fedavg
 from fedbook.rounds import Batch, CrossEntropy, Local, Method, Objective
 from fedbook.rounds.evaluation import precompute
+from fedbook.rounds.lockstep import Step
 from fedbook.rounds.params import body, clone, copy_into, shared_state
 from fedbook.rounds.stages import State
 
 
 def contrast(
-    x: Tensor, candidates: Tensor, target: int, tau: float, similarity: str = "cosine"
+    x: Tensor,
+    candidates: Tensor,
+    target: int | Tensor,
+    tau: float,
+    similarity: str = "cosine",
+    reduction: str = "mean",
 ) -> Tensor:
     """-log softmax(x.candidates / tau)[target], mean over the batch.
 
-    `candidates` are [M, d], the same for all, or [B, M, d], for each x its own.
+    `candidates` are [M, d], the same for all, or [B, M, d], for each x its own; so is `target`.
     """
     candidates = candidates.expand(len(x), -1, -1)
     if similarity == "cosine":
         s = F.cosine_similarity(x[:, None], candidates, dim=2)
     else:
         s = (x[:, None] * candidates).sum(2)
-    return F.cross_entropy(s / tau, torch.full((len(x),), target, device=x.device))
+    if isinstance(target, int):
+        target = torch.full((len(x),), target, device=x.device)
+    return F.cross_entropy(s / tau, target, reduction=reduction)
 
 
 def check_contrast(stage: Any) -> None:
@@ -140,6 +148,16 @@ class ModelContrast(Objective):
             return torch.zeros((), device=batch.y.device)
         others = memory["z"][torch.searchsorted(memory["index"], batch.index)]
         return self.weight * contrast(batch.z, others, 0, self.tau, self.similarity)  # (3)
+
+    def together(self, step: Step, slot: str) -> Tensor:
+        kept = [local.memory[slot] for local in step.clients]
+        if not all("z" in memory for memory in kept):
+            return step.one_by_one(self, slot)
+        others = []
+        for memory, part in zip(kept, step.parts):
+            others.append(memory["z"][torch.searchsorted(memory["index"], part)])
+        l_con = contrast(step.z, torch.cat(others), 0, self.tau, self.similarity, "none")
+        return self.weight * step.layout.mean(l_con)
 
     def end(self, local: Local, sent: State, memory: State) -> State:
         for name in ("index", "z"):

@@ -80,6 +80,20 @@ class Layout:
         return total.index_add(0, self.owner, values) / self.counts
 
 
+def stacked(tensors: list[Tensor]) -> Tensor:
+    """[clients, ...]; the filters of convolutions in the order grouped convolutions like best."""
+    if all(t is tensors[0] for t in tensors):
+        all_ = tensors[0].expand(len(tensors), *tensors[0].shape)
+    else:
+        all_ = torch.stack(tensors)
+    if all_.ndim == 5:
+        return all_.permute(0, 1, 3, 4, 2).clone(memory_format=CONTIGUOUS).permute(0, 1, 4, 2, 3)
+    return all_.clone(memory_format=CONTIGUOUS)
+
+
+CONTIGUOUS = torch.contiguous_format
+
+
 class Stack:
     """The models of several clients. `params` are leaves; `pass_all` computes z and logits."""
 
@@ -88,7 +102,7 @@ class Stack:
         self.params: dict[str, nn.Parameter] = {}
         for name, p in model.named_parameters():
             if p.requires_grad:
-                self.params[name] = nn.Parameter(torch.stack([s[name] for s in starts]))
+                self.params[name] = nn.Parameter(stacked([s[name] for s in starts]))
         self.layout = Layout([1] * len(starts), torch.device("cpu"))
         self.asides: dict[str, Tensor] = {}  # what the pass computed besides z, by row
         self._groups_prefix = ""
@@ -104,6 +118,11 @@ class Stack:
     def of(self, k: int) -> Params:
         """The parameters of the k-th client, as views with gradients to the stack."""
         return {name: p[k] for name, p in self.params.items()}
+
+    def each(self) -> list[Params]:
+        """Every client's parameters, without gradient."""
+        split = {name: p.detach().unbind(0) for name, p in self.params.items()}
+        return [{name: rows[k] for name, rows in split.items()} for k in range(self.clients)]
 
     def pass_all(self, x: Tensor, precomputed: Params, layout: Layout) -> tuple[Tensor, Tensor]:
         """z and logits of all rows; the first `layout.sizes[0]` are the first client's, and so
@@ -215,14 +234,9 @@ class LSTMTwin(Twin):
         clients = self.stack.clients
         y = x.view(batch, time, clients, -1).permute(2, 1, 0, 3)  # [clients, T, B, i]
         for i in range(self.layer.num_layers):
-            own = {
-                n: self.param(f"{n}_l{i}") for n in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-            }
-            weight_ih, weight_hh = own["weight_ih"], own["weight_hh"]
-            assert weight_ih is not None and weight_hh is not None
-            bias = None
-            if own["bias_ih"] is not None and own["bias_hh"] is not None:
-                bias = own["bias_ih"] + own["bias_hh"]
+            weight_ih, bias_ih = self.both(f"ih_l{i}")
+            weight_hh, bias_hh = self.both(f"hh_l{i}")
+            bias = None if bias_ih is None or bias_hh is None else bias_ih + bias_hh
             given = products(y.reshape(clients, time * batch, -1), weight_ih, bias)
             steps = given.view(clients, time, batch, -1).unbind(1)
             h = c = x.new_zeros(clients, batch, hidden)
@@ -447,8 +461,8 @@ class ClientModel:
         self._asides = asides
         self._prefix = prefix
 
-    @property
-    def __class__(self) -> type:  # type: ignore[misc]  # isinstance asks for the layer's class
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # isinstance asks for the layer's own class
         return type(self._module)
 
     def _part(self, module: nn.Module, name: str) -> ClientModel:

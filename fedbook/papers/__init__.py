@@ -1,63 +1,45 @@
-"""Every table and figure of the four papers by id (`fedgcr/table1`, `client2vec/fig2`), and the
-papers' claims.
+"""Every table and figure of the papers by id (`fedgcr/table1`, `client2vec/fig2`), and the papers'
+claims.
 
-specs()                  all of them, in the papers' order
-get("fedgcr/table1")     one: its printed rows, the runs behind it, paper against ours
+PAPERS["fedgcr"]         a paper: its scales, tables, figures, claims
+get("fedgcr/table1")     one table: its printed rows, the runs behind it, paper against ours
 claims.evaluate(store)   what the papers say, checked against stored results
 """
 
 from __future__ import annotations
 
-import difflib
-import importlib
-import re
-from functools import cache
+from fedbook.errors import unknown
+from fedbook.experiment import Experiment
+from fedbook.papers import client2vec, fedgcr, fgpt, grp_fed
+from fedbook.papers.paper import Figure, Paper, Scale
+from fedbook.papers.rows import Row
+from fedbook.papers.spec import Run, Spec
 
-from fedbook.errors import FedbookError
-from fedbook.papers.spec import SCALES, Row, Spec, read_csv, read_rows
-
-PAPERS = ("fedgcr", "client2vec", "grp_fed", "fgpt")
-TITLES = {"fedgcr": "FedGCR", "client2vec": "Client2Vec", "grp_fed": "GRP-FED", "fgpt": "FGPT"}
+PAPERS = {p.key: p for p in (fedgcr.PAPER, client2vec.PAPER, grp_fed.PAPER, fgpt.PAPER)}
 HEADLINE = ("fedgcr/table1", "client2vec/table9", "grp_fed/table1", "fgpt/table2", "fgpt/table4")
 
-__all__ = ["HEADLINE", "PAPERS", "SCALES", "Row", "Spec", "get", "specs"]
+__all__ = [
+    "HEADLINE",
+    "PAPERS",
+    "Figure",
+    "Paper",
+    "Row",
+    "Run",
+    "Scale",
+    "Spec",
+    "get",
+    "find_paper",
+    "planned",
+    "scales",
+    "specs",
+]
 
 
-@cache
 def specs() -> dict[str, Spec]:
-    """All tables and figures by id."""
+    """All tables and figures by id, in the papers' order."""
     found: dict[str, Spec] = {}
-    tables, figures = read_csv("tables_index.csv"), read_csv("figures.csv")
-    for paper in PAPERS:
-        module = importlib.import_module(f"fedbook.papers.{paper}")
-        for t in tables:
-            if t["paper"].replace("grpfed", "grp_fed") == paper:
-                name = f"table{t['table']}"
-                rows, plot, count = (
-                    read_rows(t["file"]),
-                    module.PLOTS.get(name),
-                    module.COUNTS.get(name),
-                )
-                title = t["content"][0].upper() + t["content"][1:]
-                found[f"{paper}/{name}"] = Spec(
-                    f"{paper}/{name}", paper, "table", title, module, rows, plot, count
-                )
-        shown: dict[str, list[dict[str, str]]] = {}
-        for f in figures:
-            if f["paper"].replace("grpfed", "grp_fed") == paper:
-                shown.setdefault("fig" + re.findall(r"\d+", f["figure"])[0], []).append(f)
-        for name, panels in shown.items():
-            kind = "sketch" if all(p["data_needed"] == "none" for p in panels) else "figure"
-            figure = module.FIGURES.get(name)
-            title = "; ".join(p["shows"][0].upper() + p["shows"][1:] for p in panels)
-            rows, plot = (figure.rows, figure.plot) if figure else ((), None)
-            found[f"{paper}/{name}"] = Spec(
-                f"{paper}/{name}", paper, kind, title, module, rows, plot
-            )
-        for name, figure in module.FIGURES.items():
-            if figure.title:
-                id = f"{paper}/{name}"
-                found[id] = Spec(id, paper, "study", figure.title, module, figure.rows, figure.plot)
+    for p in PAPERS.values():
+        found |= p.specs
     return found
 
 
@@ -65,9 +47,28 @@ def get(id: str) -> Spec:
     """One table or figure."""
     known = specs()
     if id not in known:
-        near = difflib.get_close_matches(id, known, 1, 0.5)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise FedbookError(
-            f"unknown table or figure {id!r}", f"{hint}`fedbook list` shows all {len(known)}"
-        )
+        raise unknown("table or figure", id, known, f"`fedbook list` shows all {len(known)}")
     return known[id]
+
+
+def find_paper(key: str) -> Paper:
+    """One paper."""
+    if key not in PAPERS:
+        raise unknown("paper", key, PAPERS)
+    return PAPERS[key]
+
+
+def scales() -> list[str]:
+    """The names of all scales, smallest first."""
+    return list(dict.fromkeys(s.name for p in PAPERS.values() for s in p.scales))
+
+
+def planned(method: str, dataset: str, scale: str, seed: int = 0) -> Experiment | None:
+    """The run of a paper that trains this method on this dataset at this scale, if there is one."""
+    for spec in specs().values():
+        for row in spec.rows:
+            if row.fits(method=method, dataset=dataset):
+                e = spec.experiment(row, scale, seed)
+                if e is not None and e.dataset["name"] == dataset:
+                    return e
+    return None

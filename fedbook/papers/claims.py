@@ -1,28 +1,27 @@
 """What the papers say, as functions over tidy numbers: held, failed or untested, with the margin.
 
-A claim is a generator of checks over a table of numbers (`spec.frame`): the printed ones, or ours
-at some scale. Each check compares two means over seeds; the claim holds if all its checks do, fails
-if one does, and is untested as long as some number is missing. The margin is that of the tightest
-check, in the unit of the table (negative: by how much the worst check fails), and it is `clear`
-when its size exceeds the pooled standard deviation of the two. Tolerances ("similar", "about one
-point") are written in the claim.
+A claim is a generator of checks over numbers: the printed ones, or ours at some scale. Each check
+compares two means over seeds; the claim holds if all its checks do, fails if one does, and is
+untested as long as some number is missing. The margin is that of the tightest check, in the unit of
+the table (negative: by how much the worst check fails), and it is `clear` when its size exceeds the
+pooled standard deviation of the two. Tolerances ("similar", "about one point") are written in the
+claim.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from fedbook.papers import PAPERS, specs
-from fedbook.papers.spec import Row, frame
-from fedbook.results import Store
+from fedbook.papers.rows import Row
+from fedbook.papers.spec import Run, Spec, finished
+from fedbook.results import Result, Store
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from fedbook.papers.paper import Paper
 
 
 @dataclass(frozen=True)
@@ -98,37 +97,63 @@ def holds(label: str, ok: bool | None) -> Check:
     return Check(label, ok)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Number:
+    """One number with its settings: printed, or measured with one seed (at one round)."""
+
+    table: str
+    settings: dict[str, Any]
+    method: str
+    metric: str
+    value: float
+    std: float | None = None
+    seed: int = 0
+    round: int | None = None
+
+
 class Numbers:
-    """A tidy table of numbers with questions: cells by settings, and what the papers printed
+    """A paper's numbers at one scale with questions: cells by settings, and what the paper printed
     settings for.
     """
 
-    def __init__(self, paper: str, table: pd.DataFrame, scale: str) -> None:
-        self.paper, self.table, self.scale = paper, table, scale
+    def __init__(self, paper: Paper, found: Iterable[Number], scale: str) -> None:
+        self.paper = paper
+        self.found = list(found)
+        self.scale = scale
+        self._by_metric: dict[str, list[Number]] = {}
+        self._by_table: dict[tuple[str, str], list[Number]] = {}
+        for n in self.found:
+            self._by_metric.setdefault(n.metric, []).append(n)
+            self._by_table.setdefault((n.table, n.metric), []).append(n)
+
+    def find(
+        self, table: str | None, method: str | None, metric: str, **settings: Any
+    ) -> list[Number]:
+        """The numbers with these settings; None stands for any table, any method."""
+        if table is None:
+            known = self._by_metric.get(metric, [])
+        else:
+            known = self._by_table.get((table, metric), [])
+        out = []
+        for n in known:
+            same = all(n.settings.get(k) == v for k, v in settings.items())
+            if same and method in (None, n.method):
+                out.append(n)
+        return out
 
     def cell(
-        self,
-        table: str | None,
-        method: str | None = None,
-        metric: str | None = None,
-        **settings: Any,
+        self, table: str | None, method: str | None, metric: str, **settings: Any
     ) -> Cell | None:
-        """The mean over seeds of the rows with these settings, None if there are none."""
-        where = {"table": table, "method": method, "metric": metric, **settings}
-        t = self.table
-        for name, value in where.items():
-            if value is not None:
-                if name not in t.columns:
-                    return None
-                t = t[t[name] == value]
-        if t.empty:
+        """The mean over seeds of the numbers with these settings, None if there are none."""
+        found = self.find(table, method, metric, **settings)
+        if not found:
             return None
-        by_seed: dict[Any, float] = {
-            s: float(v)
-            for s, v in t.groupby(t["seed"].astype(int))["value"].mean().to_dict().items()
-        }
+        seeds: dict[int, list[float]] = {}
+        for n in found:
+            seeds.setdefault(n.seed, []).append(n.value)
+        by_seed = {seed: fmean(values) for seed, values in sorted(seeds.items())}
         values = list(by_seed.values())
-        printed = [float(s) for s in t["std"] if s is not None and not math.isnan(s)]
+        printed = [n.std for n in found if n.std is not None]
         std = stdev(values) if len(values) > 1 else fmean(printed) if printed else None
         return Cell(fmean(values), std, by_seed)
 
@@ -138,11 +163,8 @@ class Numbers:
         """
         for name in tables:
             groups: dict[str, tuple[dict[str, Any], list[str]]] = {}
-            for row in specs()[f"{self.paper}/{name}"].rows:
-                if all(
-                    row[k] == v if k in row.settings else getattr(row, k, None) == v
-                    for k, v in where.items()
-                ):
+            for row in self.paper.specs[f"{self.paper.key}/{name}"].rows:
+                if row.fits(**where):
                     methods = groups.setdefault(row.setting, (row.settings, []))[1]
                     if row.method not in methods:
                         methods.append(row.method)
@@ -151,17 +173,71 @@ class Numbers:
 
     def curve(self, table: str, method: str, metric: str, **settings: Any) -> list[float] | None:
         """The mean over seeds at every round."""
-        where = {"table": table, "method": method, "metric": f"curve.{metric}", **settings}
-        t = self.table
-        for name, value in where.items():
-            if name not in t.columns:
-                return None
-            t = t[t[name] == value]
-        return None if t.empty else t.groupby("round")["value"].mean().sort_index().tolist()
+        rounds: dict[int, list[float]] = {}
+        for n in self.find(table, method, f"curve.{metric}", **settings):
+            rounds.setdefault(n.round or 0, []).append(n.value)
+        return [fmean(rounds[r]) for r in sorted(rounds)] or None
+
+
+def printed(spec: Spec) -> Iterator[Number]:
+    """The printed numbers of a table; of a printed variance also its root, as the metric
+    "spread".
+    """
+    for row in spec.rows:
+        where: dict[str, Any] = {"table": spec.name, "settings": row.settings, "method": row.method}
+        std = row.printed_std
+        if row.value is not None:
+            yield Number(metric=row.metric, value=row.value, std=std, **where)
+        if std is not None and row.spread.startswith("variance"):
+            yield Number(metric="spread", value=std, **where)
+
+
+def measured(spec: Spec, scale: str, results: dict[str, Result]) -> Iterator[Number]:
+    """Our numbers of a table, one per seed; of a figure also the curves of its runs."""
+    runs = spec.runs(scale, None, results)
+    own: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        own.setdefault((run.row.setting, run.row.method), []).append(run)
+    for row in spec.rows:
+        where: dict[str, Any] = {"table": spec.name, "settings": row.settings, "method": row.method}
+        derived = row.metric in spec.paper.derived
+        behind = runs if derived else own.get((row.setting, row.method), [])
+        for seed, value in spec.measured(row, behind):
+            yield Number(metric=row.metric, value=value, seed=seed, **where)
+    for run in finished(runs):
+        yield from _over_rounds(spec, run)
+
+
+def _over_rounds(spec: Spec, run: Run) -> Iterator[Number]:
+    """The spread over a run's last rounds, and for a figure what it measured at every round."""
+    found = run.metrics
+    where: dict[str, Any] = {"table": spec.name, "settings": run.row.settings}
+    where |= {"method": run.row.method, "seed": run.seed}
+    if found.get("tail_std") is not None:
+        yield Number(metric="spread", value=100 * found["tail_std"], **where)
+    if spec.kind != "figure":
+        return
+    for name, values in found.get("curves", {}).items():
+        for round, value in zip(found["rounds"], values):
+            if value is not None:
+                yield Number(metric=f"curve.{name}", value=value, round=round, **where)
+
+
+def numbers(paper: Paper | str, scale: str, store: Store | None = None) -> Numbers:
+    """A paper's numbers: printed (scale="published"), or from the store."""
+    from fedbook.papers import find_paper
+
+    if isinstance(paper, str):
+        paper = find_paper(paper)
+    found: list[Number] = []
+    results = store.keys() if store is not None else {}
+    for spec in paper.specs.values():
+        found += printed(spec) if scale == "published" else measured(spec, scale, results)
+    return Numbers(paper, found, scale)
 
 
 def label(table: str, settings: dict[str, Any], *more: str) -> str:
-    return " ".join([table, Row(settings, "", "").setting, *more]).strip()
+    return " ".join([table, Row(settings=settings, method="").setting, *more]).strip()
 
 
 def leads(
@@ -215,7 +291,7 @@ def spread(cells: Iterable[Cell | None]) -> Cell | None:
 Claimed = Callable[[Numbers], Iterator[Check]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Claim:
     id: str
     paper: str
@@ -273,31 +349,30 @@ class Claim:
         return ", ".join(parts)
 
 
-CLAIMS: dict[str, Claim] = {}
+class Claims(list[Claim]):
+    """A paper's claims, in order. Used as a decorator, it turns a generator of checks into one:
 
+    @claims("gcr1", "FedGCR has the highest Avg")
+    def gcr1(t): ...
+    """
 
-def claim(id: str, paper: str, text: str) -> Callable[[Claimed], Claimed]:
-    """Register a generator of checks as a claim of a paper."""
+    def __init__(self, paper: str) -> None:
+        super().__init__()
+        self.paper = paper
 
-    def register(checks: Claimed) -> Claimed:
-        CLAIMS[id] = Claim(id, paper, text, checks)
-        return checks
+    def __call__(self, id: str, text: str) -> Callable[[Claimed], Claimed]:
+        def register(checks: Claimed) -> Claimed:
+            self.append(Claim(id=id, paper=self.paper, text=text, checks=checks))
+            return checks
 
-    return register
+        return register
 
 
 def all_claims() -> dict[str, Claim]:
     """Every claim by id, in the papers' order."""
-    for paper in PAPERS:
-        importlib.import_module(f"fedbook.papers.claims_{paper}")
-    return {c.id: c for paper in PAPERS for c in CLAIMS.values() if c.paper == paper}
+    from fedbook.papers import PAPERS
 
-
-def numbers(paper: str, scale: str, store: Store | None = None) -> Numbers:
-    """A paper's numbers: printed (scale="published"), or from the store."""
-    results = store.keys() if store is not None and scale != "published" else {}
-    mine = [s for s in specs().values() if s.paper == paper]
-    return Numbers(paper, frame(mine, scale, results), scale)
+    return {c.id: c for paper in PAPERS.values() for c in paper.claims}
 
 
 def evaluate(store: Store, scale: str | None = None) -> list[dict[str, Any]]:
@@ -307,21 +382,20 @@ def evaluate(store: Store, scale: str | None = None) -> list[dict[str, Any]]:
     Smoke scale, seconds of training, says nothing about a paper and is only looked at when asked
     for.
     """
-    chosen = (scale,) if scale else ("paper", "laptop")
-    tables = {(p, s): numbers(p, s, store) for p in PAPERS for s in (*chosen, "published")}
+    from fedbook.papers import PAPERS
+
     out = []
-    for c in all_claims().values():
-        verdicts = [c.on(tables[c.paper, s]) for s in chosen]
-        told = [v for v in verdicts if v["status"] != "untested"] or [
-            v for v in verdicts if v["margin"] is not None
-        ]
-        verdict = (told or [v for v in verdicts if v["scale"] in (scale, "laptop")])[0]
-        if scale != "published":
-            print_says = c.on(tables[c.paper, "published"])
-            if print_says["status"] == "failed":
-                verdict["note"] += (
-                    ". The printed numbers contradict it: "
-                    f"{print_says['note'].split('against it: ')[-1]}"
-                )
-        out.append(verdict)
+    for paper in PAPERS.values():
+        chosen = (scale,) if scale else ("paper", "laptop")
+        tables = {s: numbers(paper, s, store) for s in (*chosen, "published")}
+        for c in paper.claims:
+            verdicts = [c.on(tables[s]) for s in chosen]
+            told = [v for v in verdicts if v["status"] != "untested"]
+            told += [v for v in verdicts if v["margin"] is not None]
+            verdict = (told or verdicts[-1:])[0]
+            print_says = c.on(tables["published"])
+            if scale != "published" and print_says["status"] == "failed":
+                against = print_says["note"].split("against it: ")[-1]
+                verdict["note"] += f". The printed numbers contradict it: {against}"
+            out.append(verdict)
     return out

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
-import os
 import signal
 import sys
 import threading
@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from fedbook.check import cores
 from fedbook.errors import FedbookError
 from fedbook.experiment import Experiment
 from fedbook.papers.spec import Spec, ordering
@@ -22,6 +24,59 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Todo = tuple[str, Experiment]  # the table that asked first, and the run
+
+
+# -- what there is ---------------------------------------------------------------------------------
+class Estimate:
+    """Seconds that runs will take, from earlier runs of the same shape: same data and model, if
+    possible same method.
+    """
+
+    def __init__(self, results: Iterable[Result]) -> None:
+        self.rates: dict[tuple[str, str], list[float]] = {}
+        for r in results:
+            config = r["config"]
+            for method in (config["method"]["name"], ""):
+                key = self._key(config["dataset"], config["model"], method)
+                self.rates.setdefault(key, []).append(r["seconds"] / config["rounds"])
+
+    @staticmethod
+    def _key(dataset: dict[str, Any], model: dict[str, Any], method: str) -> tuple[str, str]:
+        return json.dumps([dataset, model], sort_keys=True), method
+
+    def __call__(self, e: Experiment) -> float | None:
+        for method in (e.method["name"], ""):
+            if rates := self.rates.get(self._key(e.dataset, e.model, method)):
+                return median(rates) * e.rounds
+        return None
+
+
+def overview(
+    specs: Iterable[Spec], scales: Sequence[str], results: dict[str, Result]
+) -> list[dict[str, Any]]:
+    """Every table and figure: the runs stored at each scale, and what the rest would take.
+
+    A stored run counts as done by its key alone; `reproduce` computes it again if its method's
+    defaults have changed since.
+    """
+    estimate = Estimate(results.values())
+    out = []
+    for spec in specs:
+        found: dict[str, Any] = {}
+        for scale in scales:
+            plan = spec.plan(scale)
+            stored = [results[r.experiment.key] for r in plan if r.experiment.key in results]
+            left = [r.experiment for r in plan if r.experiment.key not in results]
+            costs = [r["seconds"] for r in stored]
+            costs += [s for s in map(estimate, left) if s is not None]
+            seconds = round(sum(costs) / len(costs) * len(plan), 1) if costs else None
+            found[scale] = {"done": len(stored), "runs": len(plan), "seconds": seconds}
+        out.append({**about(spec), "built": spec.built, "scales": found})
+    return out
+
+
+def about(spec: Spec) -> dict[str, Any]:
+    return {"id": spec.id, "paper": spec.paper.key, "kind": spec.kind, "title": spec.title}
 
 
 def missing(
@@ -36,6 +91,7 @@ def missing(
     return list(found.values())
 
 
+# -- running ---------------------------------------------------------------------------------------
 def compute(
     todo: Sequence[Todo],
     store: Store,
@@ -54,10 +110,8 @@ def compute(
             errors[str(outcome)] = None
         else:
             store.append({"spec": id, **outcome}, file or f"{id.split('/')[0]}_{experiment.scale}")
-            tell(
-                f"{head}  {outcome['seconds']:.1f} s  accuracy "
-                f"{outcome['metrics']['avg_client']:.3f}"
-            )
+            accuracy = outcome["metrics"]["avg_client"]
+            tell(f"{head}  {outcome['seconds']:.1f} s  accuracy {accuracy:.3f}")
     return list(errors)
 
 
@@ -92,9 +146,8 @@ def _one_thread() -> None:
     from tqdm import tqdm
 
     torch.set_num_threads(1)
-    tqdm.set_lock(
-        threading.RLock()
-    )  # its own lock would be a semaphore left behind when the process is ended
+    # its own lock would be a semaphore left behind when the process is ended
+    tqdm.set_lock(threading.RLock())
 
 
 def _attempt(experiment: Experiment) -> Result | FedbookError:
@@ -108,38 +161,28 @@ def default_jobs() -> int:
     """One process per core, at most eight, or a single one where a GPU does the work."""
     import torch
 
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    return 1 if torch.cuda.is_available() else min(cores, 8)
+    return 1 if torch.cuda.is_available() else min(cores(), 8)
 
 
 def describe(e: Experiment) -> str:
-    part = " ".join(
-        f"{k}={v}"
-        for k, v in e.partition.items()
-        if k in ("dif", "alpha", "s", "rho", "clients", "counts")
-    )
-    return f"{e.method['name']} {e.dataset['name']} {e.partition['name']} {part} seed={e.seed}"
+    """An experiment in one line."""
+    wanted = ("dif", "alpha", "s", "rho", "clients", "counts")
+    part = [f"{k}={v}" for k, v in e.partition.items() if k in wanted]
+    words = [e.method["name"], e.dataset["name"], e.partition["name"], *part, f"seed={e.seed}"]
+    return " ".join(words)
 
 
+# -- paper against ours ----------------------------------------------------------------------------
 def report(
     spec: Spec, scale: str, results: dict[str, Result], seeds: int | None = None
 ) -> dict[str, Any]:
     """Paper against ours for one table or figure, ready for JSON."""
     table = spec.tabulate(scale, results, seeds)
     agree, pairs = ordering(table)
-    base: dict[str, Any] = {
-        "id": spec.id,
-        "paper": spec.paper,
-        "kind": spec.kind,
-        "title": spec.title,
+    used = dict.fromkeys(r.experiment.dataset["name"] for r in spec.plan(scale, seeds))
+    return about(spec) | {
         "scale": scale,
-    }
-    base["data"] = list(
-        dict.fromkeys(r.experiment.dataset["name"] for r in spec.runs(scale, seeds))
-    )
-    return base | {
+        "data": list(used),
         "built": spec.built,
         "rows": table,
         "ordering": {"agree": agree, "pairs": pairs},
@@ -161,10 +204,8 @@ def side_by_side(
         line[r["metric"], "paper"] = _pm(r["paper"], r["paper_spread"], 2)
         line[r["metric"], "ours"] = _pm(r["ours"], r["ours_std"], 2)
         line["", "seeds"] = r["seeds"]
-    table = pd.DataFrame(
-        list(rows.values()),
-        index=pd.MultiIndex.from_tuples(list(rows), names=["setting", "method"]),
-    )
+    index = pd.MultiIndex.from_tuples(list(rows), names=["setting", "method"])
+    table = pd.DataFrame(list(rows.values()), index=index)
     columns: list[Any] = list(table.columns)
     table.columns = pd.MultiIndex.from_tuples(columns)
     return table[[c for c in columns if c[0]] + [("", "seeds")]]
@@ -178,73 +219,68 @@ def draw(
     seeds: int | None = None,
 ) -> list[Path]:
     """The figure of a spec from stored results; nothing is drawn where nothing has run."""
-    runs = spec.runs(scale, seeds, results) if spec.plot is not None else []
-    if spec.plot is None or not any(r.result for r in runs):
+    if spec.plot is None:
+        return []
+    runs = spec.runs(scale, seeds, results)
+    if not any(r.result for r in runs):
         return []
     import matplotlib
 
     if "matplotlib.pyplot" not in sys.modules:
         matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
     from fedbook import plots
 
     fig, alt = spec.plot(spec, runs)
     paths = plots.save(fig, f"{spec.id.replace('/', '_')}_{scale}", alt, folder)
-    import matplotlib.pyplot as plt
-
     plt.close(fig)
     return paths
 
 
 def text(rep: dict[str, Any]) -> str:
     """The report as lines for a terminal."""
-    scale, rows = rep["scale"], rep["rows"]
+    scale = rep["scale"]
+    rows = rep["rows"]
     used = f" on {', '.join(rep['data'])}" if rep["data"] else ""
     lines = [f"{rep['id']}: {rep['title']}  [{scale} scale{used}]"]
     if rep["kind"] == "sketch":
         return lines[0] + "\n  a drawing only, nothing to run"
-    shown = [r for r in rows if r["verdict"] not in ("not built yet", "not run")]
-    if shown:
-        header = ("setting", "method", "metric", "paper", "ours", "seeds", "delta", "verdict")
-        body = [
-            (
-                r["setting"],
-                r["method"],
-                r["metric"],
-                _pm(r["paper"], r["paper_spread"], _digits(r)),
-                _pm(r["ours"], r["ours_std"], _digits(r)),
-                str(r["seeds"]),
-                "" if r["delta"] is None else f"{r['delta']:+.{_digits(r)}f}",
-                r["verdict"],
-            )
-            for r in shown
-        ]
-        widths = [max(map(len, column)) for column in zip(header, *body)]
-        for line in (header, *body):
-            lines.append("  " + "  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip())
-    for verdict in ("not run", "not built yet"):
+    shown = [r for r in rows if r["ours"] is not None]
+    lines += _aligned([_cells(r) for r in shown]) if shown else []
+    for verdict in ("not run", "nothing to run"):
         left = [r for r in rows if r["verdict"] == verdict]
+        have = {r["method"] for r in rows if r["verdict"] != verdict}
+        names = [r["setting"] if r["method"] in have else r["method"] for r in left]
         if left:
-            have = {r["method"] for r in rows if r["verdict"] != verdict}
-            names = dict.fromkeys(
-                r["method"] if r["method"] not in have else r["setting"] for r in left
-            )
-            lines.append(f"  {verdict}: {len(left)} of {len(rows)} rows ({'; '.join(names)})")
-    if not rows:
-        lines.append("  not built yet")
-    if rep["ordering"]["pairs"] and scale != "paper":
-        lines.append(
-            f"  ordering: {rep['ordering']['agree']} of {rep['ordering']['pairs']} pairs of "
-            "methods as in print"
-        )
+            said = "; ".join(dict.fromkeys(names))
+            lines.append(f"  {verdict}: {len(left)} of {len(rows)} rows ({said})")
+    order = rep["ordering"]
+    if order["pairs"] and scale != "paper":
+        agree = f"{order['agree']} of {order['pairs']}"
+        lines.append(f"  ordering: {agree} pairs of methods as in print")
     lines += [f"  drawn: {p}" for p in rep["figures"]]
     return "\n".join(lines)
 
 
-def _digits(r: dict[str, Any]) -> int:
-    return 2 if max(abs(r["paper"] or 0), abs(r["ours"] or 0)) >= 1 else 3
+def _cells(r: dict[str, Any]) -> tuple[str, ...]:
+    digits = 2 if max(abs(r["paper"] or 0), abs(r["ours"] or 0)) >= 1 else 3
+    paper = _pm(r["paper"], r["paper_spread"], digits)
+    ours = _pm(r["ours"], r["ours_std"], digits)
+    delta = "" if r["delta"] is None else f"{r['delta']:+.{digits}f}"
+    return r["setting"], r["method"], r["metric"], paper, ours, str(r["seeds"]), delta, r["verdict"]
+
+
+def _aligned(body: list[tuple[str, ...]]) -> list[str]:
+    header = ("setting", "method", "metric", "paper", "ours", "seeds", "delta", "verdict")
+    widths = [max(map(len, column)) for column in zip(header, *body)]
+    lines = []
+    for line in (header, *body):
+        lines.append("  " + "  ".join(c.ljust(w) for c, w in zip(line, widths)).rstrip())
+    return lines
 
 
 def _pm(value: float | None, spread: float | None, digits: int) -> str:
     if value is None:
         return "-"
-    return f"{value:.{digits}f}" + (f" ± {spread:.{digits}f}" if spread is not None else "")
+    return f"{value:.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from fedbook.errors import FedbookError
 from fedbook.rounds.params import Params, clone
 from fedbook.rounds.record import Traffic
-from fedbook.rounds.stages import Batch, Local, LocalSolver, Report, numbered
+from fedbook.rounds.stages import Batch, Local, LocalSolver, Objective, Report, numbered
 
 if TYPE_CHECKING:
     from fedbook.models.stacked import Stack
@@ -87,31 +88,47 @@ class Lockstep:
 
     def __call__(self, reports: list[Report], t: int, traffic: Traffic) -> Iterator[Params]:
         """Each participant's parameters after training, in the order of the reports."""
-        size = self.run.method.solve.batch_size
-        order = sorted(reports, key=lambda r: (-r.size) // size)  # most batches first
-        uploads: dict[int, Params] = {}
-        chunk = self.run.device.together
-        for i in range(0, len(order), chunk):
-            uploads |= self._chunk(order[i : i + chunk], t, traffic)
-        for report in reports:
-            yield uploads.pop(report.id)
-
-    def _chunk(self, reports: list[Report], t: int, traffic: Traffic) -> dict[int, Params]:
         run = self.run
+        size = run.method.solve.batch_size
+        order = sorted(reports, key=lambda r: (-r.size) // size)  # most batches first
+        chunk = run.device.together
+        found: dict[int, tuple[Local, Outcome]] = {}
+        for i in range(0, len(order), chunk):
+            found |= self._chunk(order[i : i + chunk], t, traffic)
+        for report in reports:
+            local, outcome = found.pop(report.id)
+            if len(outcome.params) < len(run._live):  # buffers
+                run._turn(report, t, "train")
+            run.load(outcome.params)
+            run.model.train()
+            yield run._end(local, report, (outcome.loss, outcome.acc), traffic)
+
+    def _chunk(
+        self, reports: list[Report], t: int, traffic: Traffic
+    ) -> dict[int, tuple[Local, Outcome]]:
+        run = self.run
+        same = not run._kept and not run.method.update.overrides_download()
         trained = [name for name, p in run.model.named_parameters() if p.requires_grad]
-        turns, starts = [], []
+        turns: list[Local] = []
+        starts: list[Params] = []
         for report in reports:
             turns.append(run._begin(report, t, traffic))
-            starts.append(clone({name: run._live[name] for name in trained}))
-        uploads = {}
+            if not same:
+                starts.append(clone({name: run._live[name] for name in trained}))
+        if same:
+            starts = [{name: turns[0].received[name] for name in trained}] * len(turns)
         run.model.train()
         outcomes = advance(run, self.how, turns, starts)
-        for local, report, (params, loss, acc) in zip(turns, reports, outcomes):
-            run._turn(report, t, "train")  # its own layers and buffers, then what it has learnt
-            run.load(params)
-            run.model.train()
-            uploads[report.id] = clone(run._end(local, report, (loss, acc), traffic))
-        return uploads
+        return {r.id: pair for r, pair in zip(reports, zip(turns, outcomes))}
+
+
+@dataclass
+class Outcome:
+    """What training made of one client: its parameters, and its last epoch's loss and accuracy."""
+
+    params: Params
+    loss: Tensor
+    acc: Tensor
 
 
 def schedule(local: Local, solver: LocalSolver) -> Iterator[tuple[Tensor, bool]]:
@@ -121,12 +138,8 @@ def schedule(local: Local, solver: LocalSolver) -> Iterator[tuple[Tensor, bool]]
             yield part, epoch == solver.epochs - 1
 
 
-def advance(
-    run: Simulation, how: str, turns: list[Local], starts: list[Params]
-) -> list[tuple[Params, Tensor, Tensor]]:
-    """Train clients together, most batches first; returns each one's parameters, loss and
-    accuracy.
-    """
+def advance(run: Simulation, how: str, turns: list[Local], starts: list[Params]) -> list[Outcome]:
+    """Train clients together, those with the most batches first in the list."""
     from fedbook.models.stacked import Stack
 
     solver = run.method.solve
@@ -134,45 +147,41 @@ def advance(
     optimizer = solver.build(stack)  # type: ignore[arg-type]
     plans = [schedule(local, solver) for local in turns]
     sums = torch.zeros(2, len(turns), device=run.federation.device)
-    done: list[Params] = []  # of the clients that have left, last one first
+    done: list[Params] = []
     while True:
         parts, last = [], []
         for plan in plans[: stack.clients]:
             part, final = next(plan, (None, False))
-            if part is None:
+            if part is not None:
+                parts.append(part)
+                last.append(final)
+        if len(parts) < stack.clients:
+            done = [*stack.each()[len(parts) :], *done]
+            if not parts:
                 break
-            parts.append(part)
-            last.append(final)
-        while stack.clients > len(parts):
-            done.append(clone(stack.of(stack.clients - 1)))
-            if stack.clients == 1:
-                done.reverse()
-                counts = torch.tensor([len(local.client.train) for local in turns]).to(sums)
-                loss, acc = sums / counts
-                return list(zip(done, loss, acc))
-            drop_last(stack, optimizer)
+            keep(len(parts), stack, optimizer)
         step = Step(run, stack, turns, parts)
         losses = solver.together(step, optimizer)
         if any(last):
-            final_ = torch.tensor(last, device=sums.device)
-            sizes = step.layout.counts * final_
+            sizes = step.layout.counts * torch.tensor(last, device=sums.device)
             hits = (step.logits.detach().argmax(1) == step.y).to(sums)
             sums[0, : len(parts)] += losses * sizes
             sums[1, : len(parts)] += step.layout.mean(hits) * sizes
+    counts = torch.tensor([len(local.client.train) for local in turns], device=sums.device)
+    return [Outcome(*each) for each in zip(done, *(sums / counts))]
 
 
-def drop_last(stack: Stack, optimizer: torch.optim.Optimizer) -> None:
-    """The last client leaves: its rows go from the parameters and the optimizer's state."""
-    kept = stack.clients - 1
+def keep(clients: int, stack: Stack, optimizer: torch.optim.Optimizer) -> None:
+    """The last clients leave: their rows go from the parameters and the optimizer's state."""
     for name, old in list(stack.params.items()):
-        new = torch.nn.Parameter(old.detach()[:kept].clone())
+        new = torch.nn.Parameter(old.detach()[:clients].clone())
         stack.params[name] = new
         for group in optimizer.param_groups:
             group["params"] = [new if p is old else p for p in group["params"]]
         state = optimizer.state.pop(old, {})
         for key, value in state.items():
             if isinstance(value, Tensor) and value.ndim > 0:
-                state[key] = value[:kept].clone()
+                state[key] = value[:clients].clone()
         if state:
             optimizer.state[new] = state
 
@@ -218,22 +227,30 @@ class Step:
             views.append(View(self, k, z=z, logits=logits, y=y, asides=own))
         return views
 
+    @property
+    def clients(self) -> list[Local]:
+        """The turns of the clients that take part in this step."""
+        return self.turns[: len(self.parts)]
+
     def losses(self) -> Tensor:
         """The objective of each client [clients]."""
         total: Any = 0.0
         with self.run.device.autocast():
             for slot, term in self.terms.items():
                 if hasattr(term, "together"):
-                    total = total + term.together(self)
-                    continue
-                values = []
-                for view in self.batches:
-                    local = view.local
-                    sent = local.sent.setdefault(slot, {})
-                    memory = local.memory.setdefault(slot, {})
-                    values.append(term(local, view, sent, memory))
-                total = total + torch.stack(values)
+                    total = total + term.together(self, slot)
+                else:
+                    total = total + self.one_by_one(term, slot)
         return total
+
+    def one_by_one(self, term: Objective, slot: str) -> Tensor:
+        """A term that knows one client only, for each of them."""
+        values = []
+        for view in self.batches:
+            sent = view.local.sent.setdefault(slot, {})
+            memory = view.local.memory.setdefault(slot, {})
+            values.append(term(view.local, view, sent, memory))
+        return torch.stack(values)
 
     def clip_gradient(self, limit: float) -> None:
         """Clip every client's gradient by its own norm."""
@@ -266,8 +283,6 @@ class View(Batch):
     def __init__(
         self, step: Step, k: int, *, z: Tensor, logits: Tensor, y: Tensor, asides: Params
     ) -> None:
-        from dataclasses import replace
-
         from fedbook.models.stacked import ClientModel
 
         self._step = step

@@ -22,7 +22,7 @@ from fedbook.rounds.lockstep import choose
 from fedbook.rounds.params import Params, clone, copy_into, shared_state
 from fedbook.rounds.record import Record, Traffic
 from fedbook.rounds.seeds import generator, stream
-from fedbook.rounds.stages import Local, Method, Report, State, Update, numbered
+from fedbook.rounds.stages import Local, Method, Report, State, numbered
 from fedbook.rounds.weights import LogWeights, WeightedSum, Weights, add
 
 if TYPE_CHECKING:
@@ -370,7 +370,7 @@ class Simulation:
 
     def _losses(self, reports: list[Report], t: int) -> list[float]:
         """Each client's mean loss at the model it receives; one pass where all get the same."""
-        same = not self._kept and type(self.method.update).download is Update.download
+        same = not self._kept and not self.method.update.overrides_download()
         found: list[float] = []
         for group in [reports] if same else [[r] for r in reports]:
             self._turn(group[0], t, "measure")

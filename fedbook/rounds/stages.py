@@ -238,8 +238,8 @@ class Objective(Stage):
     """One term of what clients minimise.
 
     `lockstep=False`: the term needs a pass of its own (derivatives of derivatives, other images),
-    so clients that use it train one after another. A term may offer `together(step)`: its value for
-    all clients of a lock-step at once.
+    so clients that use it train one after another. A term may offer `together(step, slot)`: its
+    value for all clients of a lock-step at once.
     """
 
     lockstep: bool = field(default=True, kw_only=True)
@@ -291,6 +291,10 @@ class Update(Stage):
     def download(self, state: State, params: Params, id: int) -> Params:
         """The parameters a client receives."""
         return params
+
+    def overrides_download(self) -> bool:
+        """Whether clients receive different parameters."""
+        return type(self).download is not Update.download
 
     def __call__(
         self, state: State, server: Params, mean: Params, reports: list[Report]
@@ -348,7 +352,7 @@ class CrossEntropy(Objective):
     def __call__(self, local: Local, batch: Batch, sent: State, memory: State) -> Tensor:
         return F.cross_entropy(batch.logits, batch.y)
 
-    def together(self, step: Step) -> Tensor:
+    def together(self, step: Step, slot: str) -> Tensor:
         return step.layout.mean(F.cross_entropy(step.logits, step.y, reduction="none"))
 
 

@@ -5,23 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedbook.papers.claims import Check, Numbers, above, below, claim, holds, leads, mean
-from fedbook.papers.grp_fed import ALL, BETAS
+from fedbook.papers.claims import Check, Claims, Numbers, above, below, holds, leads, mean
+from fedbook.papers.grp_fed.scales import ALL, BETAS
+
+claims = Claims("grp_fed")
 
 
-@claim("grp1", "grp_fed", "GRP-FED has the highest global test T_g (Table 1)")
+@claims("grp1", "GRP-FED has the highest global test T_g (Table 1)")
 def grp1(t: Numbers) -> Iterator[Check]:
     yield from leads(t, "grp_fed", "global_test", "table1")
 
 
-@claim("grp2", "grp_fed", "GRP-FED has the highest local test T_l (Table 1)")
+@claims("grp2", "GRP-FED has the highest local test T_l (Table 1)")
 def grp2(t: Numbers) -> Iterator[Check]:
     yield from leads(t, "grp_fed", "local_test", "table1")
 
 
-@claim(
+@claims(
     "grp3",
-    "grp_fed",
     "LG-FedAvg has the highest T_p and a low T_r (below the mean of the methods; Table 1)",
 )
 def grp3(t: Numbers) -> Iterator[Check]:
@@ -32,14 +33,12 @@ def grp3(t: Numbers) -> Iterator[Check]:
         yield below(f"table1 {dataset} generalization below the mean", mine, mean(cells))
 
 
-@claim("grp4", "grp_fed", "Local has the lowest T_g (Table 1)")
+@claims("grp4", "Local has the lowest T_g (Table 1)")
 def grp4(t: Numbers) -> Iterator[Check]:
     yield from leads(t, "local", "global_test", "table1", low=True)
 
 
-@claim(
-    "grp5", "grp_fed", "T_p rises and T_r falls with beta, T_l peaks at an inner beta (Figure 4)"
-)
+@claims("grp5", "T_p rises and T_r falls with beta, T_l peaks at an inner beta (Figure 4)")
 def grp5(t: Numbers) -> Iterator[Check]:
     found = {}
     for metric in ("personalization", "generalization", "local_test"):
@@ -63,9 +62,8 @@ def halves(cells):
     )
 
 
-@claim(
+@claims(
     "grp6",
-    "grp_fed",
     "GRP-FED's highest client loss ends lowest and still falls, q-FFL's turns up, FedAvg's stays "
     "high (Figure 3)",
 )
@@ -81,9 +79,8 @@ def grp6(t: Numbers) -> Iterator[Check]:
     yield above("fig3 q_ffl turns up", end["q_ffl"], middle["q_ffl"])
 
 
-@claim(
+@claims(
     "grp7",
-    "grp_fed",
     "FedAvg's macro-F1 is very uneven over clients on MIT-BIH (best minus worst > 0.5; Figure 1c)",
 )
 def grp7(t: Numbers) -> Iterator[Check]:
@@ -93,9 +90,8 @@ def grp7(t: Numbers) -> Iterator[Check]:
     )
 
 
-@claim(
+@claims(
     "grp8",
-    "grp_fed",
     "On a client far from the global distribution LG-FedAvg overfits (high T_p, low T_l), "
     "GRP-FED does not (Figure 5)",
 )
@@ -106,3 +102,6 @@ def grp8(t: Numbers) -> Iterator[Check]:
     ):
         a, b = (t.cell("fig5", m, f"far_{metric}") for m in (ahead, behind))
         yield above(f"fig5 far client, {metric}: {ahead} over {behind}", a, b)
+
+
+CLAIMS = tuple(claims)

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedbook.papers.claims import Cell, Check, Numbers, above, below, claim, holds, label
-from fedbook.papers.client2vec import FAR, NEAR
+from fedbook.papers.claims import Cell, Check, Claims, Numbers, above, below, holds, label
+
+claims = Claims("client2vec")
+NEAR = {"real": ("clipart", "painting", "sketch"), "photo": ("art_painting",)}  # Figure 9
+FAR = {"real": ("infograph", "quickdraw"), "photo": ("sketch",)}
 
 STEPS = ("i", "i+ii", "i+ii+iii")
 
@@ -19,9 +22,8 @@ def gap(t: Numbers, figure: str, **settings: str) -> Cell | None:
     return None if inside is None or across is None else inside - across
 
 
-@claim(
+@claims(
     "c2v1",
-    "client2vec",
     "Feature indices of one domain's clients nearly coincide, those of others do not (Figure 2)",
 )
 def c2v1(t: Numbers) -> Iterator[Check]:
@@ -29,7 +31,7 @@ def c2v1(t: Numbers) -> Iterator[Check]:
         yield above(f"fig2 {strategy} within over across", gap(t, "fig2", strategy=strategy), 0.0)
 
 
-@claim("c2v2", "client2vec", "GLOBAL shows clearer domain boundaries than FEDERATED (Figure 2)")
+@claims("c2v2", "GLOBAL shows clearer domain boundaries than FEDERATED (Figure 2)")
 def c2v2(t: Numbers) -> Iterator[Check]:
     yield above(
         "fig2 within minus across",
@@ -56,9 +58,8 @@ def ladder(t: Numbers) -> Iterator[tuple[str, dict[str, Cell | None]]]:
                 yield f"table1 {settings['dataset']} {m} {strategy}", cells
 
 
-@claim(
+@claims(
     "c2v3",
-    "client2vec",
     "+i, +i+ii and +i+ii+iii are each above the original, for every base algorithm (Table 1)",
 )
 def c2v3(t: Numbers) -> Iterator[Check]:
@@ -67,9 +68,8 @@ def c2v3(t: Numbers) -> Iterator[Check]:
             yield above(f"{where} +{step}", cells[step], cells["none"])
 
 
-@claim(
+@claims(
     "c2v4",
-    "client2vec",
     "Improved local training (iii) brings the largest gain of the three (Table 1)",
 )
 def c2v4(t: Numbers) -> Iterator[Check]:
@@ -84,7 +84,7 @@ def c2v4(t: Numbers) -> Iterator[Check]:
         yield above(f"{where} (iii) over (ii)", third, second)
 
 
-@claim("c2v5", "client2vec", "Improved aggregation (ii) alone is above the original (Figure 4c-d)")
+@claims("c2v5", "Improved aggregation (ii) alone is above the original (Figure 4c-d)")
 def c2v5(t: Numbers) -> Iterator[Check]:
     for table, settings, methods in t.rows("table1", metric="accuracy", strategy="none"):
         for m in methods:
@@ -94,9 +94,8 @@ def c2v5(t: Numbers) -> Iterator[Check]:
             yield above(label("fig4", settings, m), alone, t.cell(table, m, "accuracy", **settings))
 
 
-@claim(
+@claims(
     "c2v6",
-    "client2vec",
     "Without L_div the feature indices become nearly identical (similarity across > 0.9; Figure 7)",
 )
 def c2v6(t: Numbers) -> Iterator[Check]:
@@ -108,7 +107,7 @@ def c2v6(t: Numbers) -> Iterator[Check]:
     yield above("fig7 across domains, without", without, 0.9)
 
 
-@claim("c2v7", "client2vec", "Linear and MLP projections both separate the domains (Figure 8)")
+@claims("c2v7", "Linear and MLP projections both separate the domains (Figure 8)")
 def c2v7(t: Numbers) -> Iterator[Check]:
     for projection in ("linear", "mlp"):
         yield above(
@@ -116,9 +115,8 @@ def c2v7(t: Numbers) -> Iterator[Check]:
         )
 
 
-@claim(
+@claims(
     "c2v8",
-    "client2vec",
     "Each of L_orth, L_sim, L_recon is needed, and simpler indices are weaker, once (iii) is "
     "used (Table 2)",
 )
@@ -138,9 +136,8 @@ def c2v8(t: Numbers) -> Iterator[Check]:
         )
 
 
-@claim(
+@claims(
     "c2v9",
-    "client2vec",
     "Under label shift the label index matters more than the feature index (Table 2; feature "
     "shift: nothing printed)",
 )
@@ -153,9 +150,8 @@ def c2v9(t: Numbers) -> Iterator[Check]:
         yield above(f"table2 +{step} label over feature index", one, other)
 
 
-@claim(
+@claims(
     "c2v10",
-    "client2vec",
     "The gain is largest with two classes per client (Table 9 against Table 1, CIFAR-10)",
 )
 def c2v10(t: Numbers) -> Iterator[Check]:
@@ -176,9 +172,8 @@ def c2v10(t: Numbers) -> Iterator[Check]:
             yield above(f"table9 {m} gain over Table 1's ({strategy})", extreme, usual)
 
 
-@claim(
+@claims(
     "c2v11",
-    "client2vec",
     "The index costs a few per cent (< 5 %) of training; FedAvg's best is reached in less than "
     "half the time (Table 3)",
 )
@@ -201,7 +196,7 @@ def c2v11(t: Numbers) -> Iterator[Check]:
     )
 
 
-@claim("c2v12", "client2vec", "More index epochs do not always help (Table 6)")
+@claims("c2v12", "More index epochs do not always help (Table 6)")
 def c2v12(t: Numbers) -> Iterator[Check]:
     pairs = []
     for table, settings, methods in t.rows("table6", metric="accuracy", epochs=100):
@@ -217,9 +212,8 @@ def c2v12(t: Numbers) -> Iterator[Check]:
         yield above("table6 100 over 500 epochs somewhere", few, many)
 
 
-@claim(
+@claims(
     "c2v13",
-    "client2vec",
     "FEDERATED indices prefer a smaller sampling temperature than GLOBAL ones (Table 5)",
 )
 def c2v13(t: Numbers) -> Iterator[Check]:
@@ -238,9 +232,8 @@ def c2v13(t: Numbers) -> Iterator[Check]:
         )
 
 
-@claim(
+@claims(
     "c2v14",
-    "client2vec",
     "Similarities between domains agree with intuition: real is nearer clipart than quickdraw "
     "(Figure 9)",
 )
@@ -257,3 +250,6 @@ def c2v14(t: Numbers) -> Iterator[Check]:
                 for x in (near, far)
             )
             yield above(f"fig9 {centre}-{near} over {centre}-{far}", a, b)
+
+
+CLAIMS = tuple(claims)

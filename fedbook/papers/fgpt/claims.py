@@ -5,24 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedbook.papers.claims import Cell, Check, Numbers, above, below, claim, holds, label, leads
+from fedbook.papers.claims import Cell, Check, Claims, Numbers, above, below, holds, label, leads
 
+claims = Claims("fgpt")
 BASELINES = ("pt_fedavg", "pfedhn", "fed_dualprompt", "moon", "fedmix")
 PARAMETERS = (
     0.0961  # million: 5 shared and 20 group prompts of 768 numbers, a head of 768 x 100 + 100
 )
 
 
-@claim(
+@claims(
     "fgpt1",
-    "fgpt",
     "FGPT is above PT-FedAvg, pFedHN, Fed-DualPrompt, MOON and FedMix in every setting (Table 1)",
 )
 def fgpt1(t: Numbers) -> Iterator[Check]:
     yield from leads(t, "fgpt", "accuracy", "table1", over=BASELINES)
 
 
-@claim("fgpt2", "fgpt", "FGPT-U is above FGPT (Tables 1, 6)")
+@claims("fgpt2", "FGPT-U is above FGPT (Tables 1, 6)")
 def fgpt2(t: Numbers) -> Iterator[Check]:
     for table, settings, _ in t.rows("table1", metric="accuracy"):
         if settings["dataset"] != "five_dataset":
@@ -38,7 +38,7 @@ def fgpt2(t: Numbers) -> Iterator[Check]:
             )
 
 
-@claim("fgpt3", "fgpt", "The lead over PT-FedAvg grows when s falls (Table 1)")
+@claims("fgpt3", "The lead over PT-FedAvg grows when s falls (Table 1)")
 def fgpt3(t: Numbers) -> Iterator[Check]:
     def lead(dataset: str, s: int) -> Cell | None:
         mine, theirs = (
@@ -50,9 +50,8 @@ def fgpt3(t: Numbers) -> Iterator[Check]:
         yield above(f"table1 {dataset} s={few} over s=10", lead(dataset, few), lead(dataset, 10))
 
 
-@claim(
+@claims(
     "fgpt4",
-    "fgpt",
     "The best number of groups lies inside the swept range and grows when s falls (Table 3)",
 )
 def fgpt4(t: Numbers) -> Iterator[Check]:
@@ -72,9 +71,8 @@ def fgpt4(t: Numbers) -> Iterator[Check]:
     yield holds("table3 best G grows as s falls", found[5] > found[10] if len(found) == 2 else None)
 
 
-@claim(
+@claims(
     "fgpt5",
-    "fgpt",
     "Group prompts > none, orthogonal keys > random keys, U-inference on top (Table 4)",
 )
 def fgpt5(t: Numbers) -> Iterator[Check]:
@@ -84,7 +82,7 @@ def fgpt5(t: Numbers) -> Iterator[Check]:
         yield above(f"table4 {b} over {a}", high, low)
 
 
-@claim("fgpt6", "fgpt", "U = 2 brings most (more than half) of the gain of U = 5 (Table 6)")
+@claims("fgpt6", "U = 2 brings most (more than half) of the gain of U = 5 (Table 6)")
 def fgpt6(t: Numbers) -> Iterator[Check]:
     for dataset in ("cifar100", "cifar100_c"):
         one, two, five = (
@@ -95,9 +93,8 @@ def fgpt6(t: Numbers) -> Iterator[Check]:
         yield above(f"table6 {dataset}", gain, half)
 
 
-@claim(
+@claims(
     "fgpt7",
-    "fgpt",
     "Fewer local epochs: less spread over the last rounds, lower accuracy (Table 8)",
 )
 def fgpt7(t: Numbers) -> Iterator[Check]:
@@ -109,7 +106,7 @@ def fgpt7(t: Numbers) -> Iterator[Check]:
                 yield below(label(table, settings, m, metric), few, many)
 
 
-@claim("fgpt8", "fgpt", "FGPT + FedMix is above either (Table 9)")
+@claims("fgpt8", "FGPT + FedMix is above either (Table 9)")
 def fgpt8(t: Numbers) -> Iterator[Check]:
     for dataset in ("cifar100", "cifar100_c"):
         both = t.cell("table9", "fgpt_fedmix", "accuracy", dataset=dataset)
@@ -119,9 +116,8 @@ def fgpt8(t: Numbers) -> Iterator[Check]:
             )
 
 
-@claim(
+@claims(
     "fgpt9",
-    "fgpt",
     "96,100 parameters are trained and sent at ViT-B/16, G = 20, 100 classes (Table 2 prints 0.1 "
     "M)",
 )
@@ -131,9 +127,8 @@ def fgpt9(t: Numbers) -> Iterator[Check]:
     yield holds("table2 fgpt", None if count is None else abs(count.value - PARAMETERS) < slack)
 
 
-@claim(
+@claims(
     "fgpt10",
-    "fgpt",
     "FGPT has the most similar shared prompts and the least similar global group prompts (Table "
     "11)",
 )
@@ -147,9 +142,8 @@ def fgpt10(t: Numbers) -> Iterator[Check]:
     yield below("table11 group prompts against fed_dualprompt", mine, theirs)
 
 
-@claim(
+@claims(
     "fgpt11",
-    "fgpt",
     "Clients never seen in training are served without fine-tuning (within 5 points of the others)",
 )
 def fgpt11(t: Numbers) -> Iterator[Check]:
@@ -157,7 +151,7 @@ def fgpt11(t: Numbers) -> Iterator[Check]:
     yield above("unseen clients", unseen, None if seen is None else seen - 5.0)
 
 
-@claim("fgpt12", "fgpt", "FGPT reaches PT-FedAvg's final accuracy in fewer rounds (Figure 3)")
+@claims("fgpt12", "FGPT reaches PT-FedAvg's final accuracy in fewer rounds (Figure 3)")
 def fgpt12(t: Numbers) -> Iterator[Check]:
     for s in (10, 5):
         mine, theirs = (t.curve("fig3", m, "avg_sample", s=s) for m in ("fgpt", "pt_fedavg"))
@@ -169,14 +163,13 @@ def fgpt12(t: Numbers) -> Iterator[Check]:
         yield above(f"fig3 s={s} evaluations saved", float(len(theirs) - 1), float(first))
 
 
-@claim("fgpt13", "fgpt", "FGPT has the highest worst-client accuracy (Figure 2)")
+@claims("fgpt13", "FGPT has the highest worst-client accuracy (Figure 2)")
 def fgpt13(t: Numbers) -> Iterator[Check]:
     yield from leads(t, "fgpt", "worst_client", "fig2", over=BASELINES)
 
 
-@claim(
+@claims(
     "fgpt14",
-    "fgpt",
     "At test time FGPT costs at most one embedding pass more than plain prompts (Table 10)",
 )
 def fgpt14(t: Numbers) -> Iterator[Check]:
@@ -187,3 +180,6 @@ def fgpt14(t: Numbers) -> Iterator[Check]:
         None if embedding is None else embedding * 1.001
     )  # comparing with G keys takes G d of them, a millionth
     yield below("table10 extra testing FLOPs", extra, slack, equal=True)
+
+
+CLAIMS = tuple(claims)

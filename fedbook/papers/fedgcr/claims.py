@@ -5,46 +5,47 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fedbook.papers.claims import (
+    Cell,
     Check,
+    Claims,
     Numbers,
     above,
     below,
     best,
-    claim,
     label,
     leads,
     mean,
     spread,
 )
-from fedbook.papers.fedgcr import STUDY
+from fedbook.papers.fedgcr.scales import STUDY
+
+claims = Claims("fedgcr")
 
 FAIR, DOMAIN = ("afl", "q_ffl", "term"), ("harmofl", "fedsam", "fedmix")
 MAIN = ("table1", "table2", "table6")
 SWEEPS = {"table4": ("table1", 5), "table8": ("table2", 6), "table9": ("table6", 4)}
 
 
-@claim(
+@claims(
     "gcr1",
-    "fedgcr",
     "FedGCR has the highest Avg of the eight methods at DIF 1, 5, 10 (Tables 1, 2, 6)",
 )
 def gcr1(t: Numbers) -> Iterator[Check]:
     yield from leads(t, "fedgcr", "avg", *MAIN)
 
 
-@claim("gcr2", "fedgcr", "FedGCR has the lowest sigma_type at DIF 1, 5, 10 (Tables 1, 2, 6)")
+@claims("gcr2", "FedGCR has the lowest sigma_type at DIF 1, 5, 10 (Tables 1, 2, 6)")
 def gcr2(t: Numbers) -> Iterator[Check]:
     yield from leads(t, "fedgcr", "sigma_type", *MAIN, low=True)
 
 
-@claim("gcr3", "fedgcr", "FedGCR has the lowest sigma_client at DIF 1, 5, 10 (Tables 1, 2, 6)")
+@claims("gcr3", "FedGCR has the lowest sigma_client at DIF 1, 5, 10 (Tables 1, 2, 6)")
 def gcr3(t: Numbers) -> Iterator[Check]:
     yield from leads(t, "fedgcr", "sigma_client", *MAIN, low=True)
 
 
-@claim(
+@claims(
     "gcr4",
-    "fedgcr",
     "Every method's Avg falls and sigma_type rises from DIF 1 to DIF 10 (Tables 1, 2, 6)",
 )
 def gcr4(t: Numbers) -> Iterator[Check]:
@@ -60,13 +61,12 @@ def gcr4(t: Numbers) -> Iterator[Check]:
             yield above(label(table, settings, m, "sigma_type"), late, early)
 
 
-@claim(
+@claims(
     "gcr5",
-    "fedgcr",
     "FedGCR's lead in Avg over the best baseline is widest at DIF 10 (Tables 1, 2, 6)",
 )
 def gcr5(t: Numbers) -> Iterator[Check]:
-    leads_by: dict[str, dict[int, object]] = {}
+    leads_by: dict[str, dict[int, Cell | None]] = {}
     for table, settings, methods in t.rows(*MAIN, metric="avg"):
         mine = t.cell(table, "fedgcr", "avg", **settings)
         others = best(t.cell(table, m, "avg", **settings) for m in methods if m != "fedgcr")
@@ -77,17 +77,16 @@ def gcr5(t: Numbers) -> Iterator[Check]:
         for dif in (1, 5):
             yield above(
                 f"{table} lead at DIF 10 over that at DIF {dif}", lead.get(10), lead.get(dif)
-            )  # type: ignore[arg-type]
+            )
 
 
-@claim(
+@claims(
     "gcr6",
-    "fedgcr",
     "Clustering accuracy is 100 % for T' >= T, lower for T' < T, and never falls as T' grows "
     "(Table 3)",
 )
 def gcr6(t: Numbers) -> Iterator[Check]:
-    previous: dict[int, object] = {}
+    previous: dict[int, Cell | None] = {}
     for table, settings, _ in t.rows("table3", metric="clustering_accuracy"):
         here, dif = t.cell(table, "fedgcr", "clustering_accuracy", **settings), settings["dif"]
         if settings["t_prime"] >= 5:
@@ -95,13 +94,11 @@ def gcr6(t: Numbers) -> Iterator[Check]:
         else:
             yield below(label(table, settings, "is below 100"), here, 100.0)
         if dif in previous:
-            yield above(label(table, settings, "does not fall"), here, previous[dif], equal=True)  # type: ignore[arg-type]
+            yield above(label(table, settings, "does not fall"), here, previous[dif], equal=True)
         previous[dif] = here
 
 
-@claim(
-    "gcr7", "fedgcr", "FedGCR is ahead of every baseline in Avg even with T' < T (Tables 4, 8, 9)"
-)
+@claims("gcr7", "FedGCR is ahead of every baseline in Avg even with T' < T (Tables 4, 8, 9)")
 def gcr7(t: Numbers) -> Iterator[Check]:
     for sweep, (main, types) in SWEEPS.items():
         for table, settings, _ in t.rows(sweep, metric="avg"):
@@ -118,9 +115,8 @@ def gcr7(t: Numbers) -> Iterator[Check]:
                             )
 
 
-@claim(
+@claims(
     "gcr8",
-    "fedgcr",
     "At DIF 10, Avg: none < FedGR < FedGC < both, and both has the lowest sigmas (Tables 5, 12, "
     "13)",
 )
@@ -136,9 +132,8 @@ def gcr8(t: Numbers) -> Iterator[Check]:
                 yield below(f"{table} {metric} against {m}", mine, t.cell(table, m, metric))
 
 
-@claim(
+@claims(
     "gcr9",
-    "fedgcr",
     "delta from 0.1 to 0.9 changes Avg by about one point at most (taken as < 1.5; Tables 10, 11)",
 )
 def gcr9(t: Numbers) -> Iterator[Check]:
@@ -151,9 +146,8 @@ def gcr9(t: Numbers) -> Iterator[Check]:
             yield below(f"{table} dif={dif} range of avg", spread(cells), 1.5)
 
 
-@claim(
+@claims(
     "gcr10",
-    "fedgcr",
     "GMM, K-Means and FINCH give similar results (clustering within 5 points, Avg within 1; "
     "Table 14)",
 )
@@ -167,9 +161,8 @@ def gcr10(t: Numbers) -> Iterator[Check]:
         yield below(f"table14 range of {metric}", spread(cells), width)
 
 
-@claim(
+@claims(
     "gcr11",
-    "fedgcr",
     "Type prompts h separate the domains better than the frozen feature (k-NN purity; Figure 3)",
 )
 def gcr11(t: Numbers) -> Iterator[Check]:
@@ -180,16 +173,15 @@ def gcr11(t: Numbers) -> Iterator[Check]:
         yield above(f"fig3 {dataset} purity of h over the frozen feature's", h, frozen)
 
 
-@claim("gcr12", "fedgcr", "gcr1 to gcr3 hold with majority and minority domains swapped (Table 7)")
+@claims("gcr12", "gcr1 to gcr3 hold with majority and minority domains swapped (Table 7)")
 def gcr12(t: Numbers) -> Iterator[Check]:
     yield from leads(t, "fedgcr", "avg", "table7")
     for metric in ("sigma_type", "sigma_client"):
         yield from leads(t, "fedgcr", metric, "table7", low=True)
 
 
-@claim(
+@claims(
     "gcr13",
-    "fedgcr",
     "Fairness methods have lower sigmas than domain methods, domain methods higher Avg (group "
     "means)",
 )
@@ -205,16 +197,19 @@ def gcr13(t: Numbers) -> Iterator[Check]:
             yield check(label(table, settings, metric), first, second)
 
 
-@claim(
+@claims(
     "gcr14",
-    "fedgcr",
     "Own study, no claim of the paper: each quirk of the published code changes Avg by more than "
     "seeds do (DIF 10)",
 )
 def gcr14(t: Numbers) -> Iterator[Check]:
-    for quirk, (method, _, _) in STUDY.items():
+    for quirk, departure in STUDY.items():
+        method = departure.method
         on, off = (t.cell("quirks", method, "avg", quirk=quirk, on=flag) for flag in (1, 0))
         usual = t.cell("table1", method, "avg", dif=10)
         change = None if on is None or off is None else abs(on.value - off.value)
         noise = usual.std if usual is not None and t.scale != "published" else None
         yield above(f"quirks {quirk}", change, noise)
+
+
+CLAIMS = tuple(claims)

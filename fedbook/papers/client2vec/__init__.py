@@ -1,0 +1,126 @@
+"""Client2Vec: Tables 1-9, Figures 2, 4, 5, 7, 8, 9, and our own study of its local training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fedbook.papers.client2vec.claims import CLAIMS, FAR, NEAR
+from fedbook.papers.client2vec.derived import DERIVED
+from fedbook.papers.client2vec.figures import (
+    domain_map,
+    epochs_and_aggregation,
+    index_maps,
+    ladder,
+    local_training,
+    sweeps,
+)
+from fedbook.papers.client2vec.scales import GRID, METRICS, SCALES, SIMILAR, experiment
+from fedbook.papers.draw import learning_curves
+from fedbook.papers.paper import Figure, Paper
+from fedbook.papers.rows import Row, read_rows
+
+PUBLISHED = Path(__file__).parent / "published"
+# Own study: what of (iii) as printed stops the learning, one change at a time.
+LOCAL: dict[str, dict[str, Any]] = {
+    "printed, w = 5": {"weight": 5.0},
+    "w = 1": {"weight": 1.0},
+    "w = 0.2": {"weight": 0.2},
+    "w = 5, KL alone": {"weight": 5.0, "variant": "omit_orthogonal_regularization"},
+    "w = 5, KL detached": {"weight": 5.0, "detach": True},
+}
+
+
+def accuracy(settings: dict[str, Any], method: str = "fedavg") -> Row:
+    return Row(settings=settings, method=method, metric="accuracy", unit="percent")
+
+
+def local_rows() -> tuple[Row, ...]:
+    """(iii) alone on FedAvg, GLOBAL index."""
+    rows = []
+    for dataset in ("cifar10", "domainnet"):
+        plain = {"dataset": dataset, "change": "without (iii)", "case_studies": "none"}
+        rows.append(accuracy(plain))
+        for name, change in LOCAL.items():
+            where = {"dataset": dataset, "change": name, "strategy": "global"}
+            rows.append(accuracy(where | {"case_studies": "iii"} | change))
+    return tuple(rows)
+
+
+def index_rows(metrics: tuple[str, ...], **settings: tuple[Any, ...]) -> tuple[Row, ...]:
+    """Quantities measured on client indices of the DomainNet federation, for every combination of
+    the settings.
+    """
+    combos: list[dict[str, Any]] = [{"dataset": "domainnet", "case_studies": "index"}]
+    for name, values in settings.items():
+        combos = [{**c, name: v} for c in combos for v in values]
+    rows = []
+    for where in combos:
+        for metric in metrics:
+            rows.append(Row(settings=where, method="fedavg", metric=metric, unit="similarity"))
+    return tuple(rows)
+
+
+def alone() -> tuple[Row, ...]:
+    """Figure 4c-d: case study (ii) alone against the original, for every base algorithm of
+    Table 1.
+    """
+    rows = []
+    for row in read_rows(PUBLISHED / "table1_main.csv"):
+        if row["case_studies"] == "none":
+            indexed = row.settings | {"strategy": "global", "case_studies": "ii"}
+            rows += [accuracy(row.settings, row.method), accuracy(indexed, row.method)]
+    return tuple(rows)
+
+
+def between_domains() -> tuple[Row, ...]:
+    """Figure 9: DomainNet's real against the others, PACS's photo against the others."""
+    rows: tuple[Row, ...] = ()
+    for centre in ("real", "photo"):
+        pairs = {"domain_a": (centre,), "domain_b": NEAR[centre] + FAR[centre]}
+        rows += index_rows(("domain_similarity",), strategy=("global",), **pairs)
+    return rows
+
+
+PAPER = Paper(
+    key="client2vec",
+    title="Client2Vec",
+    reference=(
+        "Guo, Wang, Tang and Lin: Client2Vec: Improving Federated Learning by Distribution Shifts "
+        "Aware Client Indexing. 2024"
+    ),
+    published=PUBLISHED,
+    scales=SCALES,
+    experiment=experiment,
+    metrics=METRICS,
+    plots={"table1": ladder, "table9": learning_curves},
+    derived=DERIVED,
+    figures={
+        "fig2": Figure(index_rows(SIMILAR, strategy=("global", "federated")), index_maps),
+        "fig4": Figure(
+            alone() + read_rows(PUBLISHED / "table6_epochs.csv"), epochs_and_aggregation
+        ),
+        "fig5": Figure(
+            read_rows(PUBLISHED / "table7_weight.csv") + read_rows(PUBLISHED / "table5_tau.csv"),
+            sweeps,
+        ),
+        "fig7": Figure(
+            index_rows(
+                SIMILAR,
+                strategy=("global",),
+                epochs=(500, 1000),
+                variant=("client2vec", "omit_diversity_loss"),
+            ),
+            index_maps,
+        ),
+        "fig8": Figure(
+            index_rows(SIMILAR, strategy=("global",), projection=("linear", "mlp")), index_maps
+        ),
+        "fig9": Figure(between_domains(), domain_map),
+        "local": Figure(
+            local_rows(), local_training, "Own study: what of case study (iii) stops the learning"
+        ),
+    },
+    grid=GRID,
+    claims=CLAIMS,
+)

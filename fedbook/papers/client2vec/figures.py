@@ -1,0 +1,245 @@
+"""Client2Vec's pictures: who is like whom by the index, and accuracy along what a figure varies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedbook.papers.draw import Drawn, heading, one_per_experiment, values_of
+from fedbook.papers.spec import Run, Spec, finished
+
+SAID = {
+    "omit_diversity_loss": "without $L_{div}$",
+    "client2vec": "with $L_{div}$",
+    "linear": "linear projection",
+    "mlp": "MLP projection",
+}
+PARTS = {"both": "whole index", "feature": "feature index"}
+STEPS = ("i", "ii", "i+ii", "i+ii+iii")
+
+
+# -- heat maps -------------------------------------------------------------------------------------
+def gap(cosines: np.ndarray, types: np.ndarray) -> tuple[float, float]:
+    """Mean cosine of two clients of one domain, and of two domains."""
+    same = types[:, None] == types
+    other = ~np.eye(len(types), dtype=bool)
+    return float(cosines[same & other].mean()), float(cosines[~same].mean())
+
+
+def _named(run: Run) -> list[str]:
+    """What a panel varies, in words."""
+    row = run.row
+    words = [row["strategy"].upper()]
+    words += [SAID[row[k]] for k in ("variant", "projection") if row[k]]
+    if row["epochs"]:
+        words.append(f"{run.experiment.method['index_epochs']} epochs")
+    return words
+
+
+def index_maps(spec: Spec, runs: Sequence[Run]) -> Drawn:
+    """Cosine similarity of all pairs of clients, ordered by domain, on one colour scale."""
+    from fedbook import plots
+
+    maps: list[tuple[str, np.ndarray, np.ndarray, list[str]]] = []
+    for run in one_per_experiment(runs):
+        types = np.array(run.metrics["clients"]["type"])
+        order = np.argsort(types, kind="stable")
+        for part in PARTS if spec.name == "fig2" else ("feature",):
+            cosines = np.array(run.metrics["log"]["similarity"][part])[np.ix_(order, order)]
+            name = ", ".join([*_named(run), PARTS[part]])
+            maps.append((name, cosines, types[order], run.metrics["type_names"]))
+    low = min(0.0, *(float(cosines.min()) for _, cosines, _, _ in maps))
+    columns = 2 if len(maps) > 1 else 1
+    lines = -(-len(maps) // columns)
+    told = []
+    with plots.style() as plt:
+        size = (3.9 * columns + 0.6, 3.7 * lines)
+        fig, grid = plt.subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
+        axes = list(grid.flat)
+        for ax in axes[len(maps) :]:
+            ax.set_axis_off()
+        picture = None
+        for ax, (name, cosines, types, names) in zip(axes, maps):
+            picture = ax.imshow(cosines, vmin=low, vmax=1, interpolation="nearest")
+            _mark_domains(ax, types, names)
+            within, across = gap(cosines, types)
+            ax.set(title=f"{name}\nwithin {within:.2f}, across {across:.2f}")
+            means = f"mean within a domain {within:.2f}, across domains {across:.2f}"
+            told.append(f"{name}: {means}".replace("$", ""))
+        fig.colorbar(picture, ax=axes, shrink=0.8, label="cosine similarity")
+        fig.suptitle(heading(spec, runs), fontsize=8)
+    what = "Similarity of all pairs of clients, ordered by domain, one colour scale."
+    return fig, f"{what} {'; '.join(told)}."
+
+
+def _mark_domains(ax: Any, types: np.ndarray, names: Sequence[str]) -> None:
+    """White lines between domains, their names in the middle."""
+    for edge in np.flatnonzero(np.diff(types)) + 0.5:
+        ax.axhline(edge, color="white", lw=0.8)
+        ax.axvline(edge, color="white", lw=0.8)
+    middle = [float(np.flatnonzero(types == t).mean()) for t in np.unique(types)]
+    labels = [names[t] for t in np.unique(types)]
+    ax.set_xticks(middle, labels, rotation=30, ha="right", fontsize=6)
+    ax.set_yticks(middle, labels, fontsize=6)
+    ax.grid(False)
+
+
+def domain_map(spec: Spec, runs: Sequence[Run]) -> Drawn:
+    """Mean similarity of the clients of two domains."""
+    from fedbook import plots
+
+    found = one_per_experiment(runs)[0].metrics
+    names = found["type_names"]
+    similar = found["log"]["type_similarity"]
+    values = np.array([[similar[a][b] for b in names] for a in names], dtype=float)
+    low = min(0.0, float(np.nanmin(values)))
+    with plots.style() as plt:
+        size = (1.6 + 0.6 * len(names), 1.2 + 0.6 * len(names))
+        fig, ax = plt.subplots(figsize=size, layout="constrained")
+        picture = ax.imshow(values, vmin=low, vmax=1)
+        for i, j in np.ndindex(values.shape):
+            colour = "white" if values[i, j] < (low + 1) / 2 else "black"
+            ax.text(j, i, f"{values[i, j]:.2f}", ha="center", va="center", color=colour)
+        ax.set_xticks(range(len(names)), names, rotation=30, ha="right")
+        ax.set_yticks(range(len(names)), names)
+        ax.grid(False)
+        fig.colorbar(picture, ax=ax, shrink=0.8, label="mean cosine similarity")
+        fig.suptitle(heading(spec, runs), fontsize=7)
+    pairs = [(values[i, j], names[i], names[j]) for i in range(len(names)) for j in range(i)]
+    said = "; ".join(f"{a} and {b} {v:.2f}" for v, a, b in sorted(pairs, key=lambda p: -p[0]))
+    return fig, f"Mean similarity of feature indices between domains, from the most alike: {said}."
+
+
+# -- lines -----------------------------------------------------------------------------------------
+def _lines(
+    ax: Any,
+    spec: Spec,
+    runs: Sequence[Run],
+    *,
+    option: str,
+    dataset: str,
+    strategy: str,
+    say: str = "{}",
+) -> list[str]:
+    """Accuracy of every base algorithm along the values of an option, beginning with the algorithm
+    without an index.
+    """
+    from fedbook import plots
+
+    found: dict[str, dict[Any, list[float]]] = {}
+    for run in runs:
+        if run.row["dataset"] != dataset or run.row["strategy"] not in ("none", strategy):
+            continue
+        at = "original" if run.row["strategy"] == "none" else run.row[option]
+        values = values_of(spec, run)
+        if at is not None and values:
+            found.setdefault(run.row.method, {}).setdefault(at, []).extend(values)
+    keys = {k for points in found.values() for k in points} - {"original"}
+    order = ["original", *sorted(keys, key=lambda k: STEPS.index(k) if k in STEPS else k)]
+    told = []
+    for method, points in found.items():
+        x = [i for i, k in enumerate(order) if k in points]
+        seeds = [points[order[i]] for i in x]
+        mean = [float(np.mean(v)) for v in seeds]
+        look = plots.look(method)
+        ax.plot(x, mean, **look)
+        if max(map(len, seeds)) > 1:
+            ends = [min(v) for v in seeds], [max(v) for v in seeds]
+            ax.fill_between(x, *ends, color=look["color"], alpha=0.12, linewidth=0)
+        told.append(f"{look['label']} " + ", ".join(f"{v:.1f}" for v in mean))
+    names = ["original", *(say.format(k) for k in order[1:])]
+    ax.set_xticks(range(len(order)), names, fontsize=7)
+    ax.set(title=f"{dataset}, {strategy.upper()}", ylabel="best mean accuracy (%)")
+    return [f"{dataset} {strategy}, {' / '.join(names)}: {'; '.join(told)}"] if told else []
+
+
+def _finish(
+    fig: Any, axes: list[Any], spec: Spec, runs: Sequence[Run], told: list[str], what: str
+) -> Drawn:
+    """One legend for all panels, a heading, a description."""
+    shown: dict[str, Any] = {}
+    for ax in axes:
+        handles, labels = ax.get_legend_handles_labels()
+        shown |= dict(zip(labels, handles))
+    axes[0].legend(shown.values(), shown.keys(), fontsize=6)
+    fig.suptitle(heading(spec, runs), fontsize=8)
+    return fig, f"{what} {'. '.join(told)}."
+
+
+def _datasets(runs: Sequence[Run]) -> list[str]:
+    return list(dict.fromkeys(r.row["dataset"] for r in finished(runs)))
+
+
+def ladder(spec: Spec, runs: Sequence[Run]) -> Drawn:
+    """Table 1: one case study after the other on top of every base algorithm."""
+    from fedbook import plots
+
+    pairs = [(s, d) for s in ("federated", "global") for d in _datasets(runs)]
+    fig, axes = plots.panels(len(pairs))
+    told = []
+    for ax, (s, d) in zip(axes, pairs):
+        told += _lines(ax, spec, runs, option="case_studies", dataset=d, strategy=s, say="+{}")
+    what = "Accuracy in percent as case studies are added, line per algorithm."
+    return _finish(fig, axes, spec, runs, told, what)
+
+
+def sweeps(spec: Spec, runs: Sequence[Run]) -> Drawn:
+    """Figure 5: the weight of (iii) and the temperature of (i)."""
+    from fedbook import plots
+
+    options = (("weight", "w={}"), ("tau", r"$\tau$={}"))
+    kinds = [(o, say, s) for o, say in options for s in ("federated", "global")]
+    fig, axes = plots.panels(len(kinds), 3.6, 3.0)
+    told = []
+    for ax, (o, say, s) in zip(axes, kinds):
+        told += _lines(ax, spec, runs, option=o, dataset="cifar10", strategy=s, say=say)
+    what = (
+        "Accuracy in percent against the weight of the local regulariser and the sampling "
+        "temperature, line per algorithm."
+    )
+    return _finish(fig, axes, spec, runs, told, what)
+
+
+def epochs_and_aggregation(spec: Spec, runs: Sequence[Run]) -> Drawn:
+    """Figure 4: epochs of the index network (a, b), and (ii) alone against the original (c, d)."""
+    from fedbook import plots
+
+    rest = [r for r in runs if r.row["case_studies"] in ("none", "ii")]
+    fig, axes = plots.panels(2 + len(_datasets(rest)))
+    told = []
+    for ax, s in zip(axes, ("federated", "global")):
+        told += _lines(ax, spec, runs, option="epochs", dataset="cifar10", strategy=s, say="E={}")
+    along = {"option": "case_studies", "strategy": "global", "say": "+{} alone"}
+    for ax, dataset in zip(axes[2:], _datasets(rest)):
+        told += _lines(ax, spec, rest, dataset=dataset, **along)
+    what = (
+        "Accuracy in percent against index epochs, and with improved aggregation alone, line per "
+        "algorithm."
+    )
+    return _finish(fig, axes, spec, runs, told, what)
+
+
+def local_training(spec: Spec, runs: Sequence[Run]) -> Drawn:
+    """Accuracy of FedAvg with (iii) changed in one thing at a time."""
+    from fedbook import plots
+
+    found: dict[str, dict[str, list[float]]] = {}
+    for run in finished(runs):
+        here = found.setdefault(run.experiment.dataset["name"], {})
+        here.setdefault(run.row["change"], []).append(100 * run.metrics["best"])
+    fig, axes = plots.panels(len(found))
+    told = []
+    for ax, (dataset, changes) in zip(axes, found.items()):
+        names = list(changes)
+        means = [float(np.mean(v)) for v in changes.values()]
+        spread = [float(np.std(v)) for v in changes.values()]
+        colour = [plots.BLACK if n.startswith("without") else plots.ORANGE for n in names]
+        ax.barh(range(len(names)), means, xerr=spread, color=colour)
+        ax.set_yticks(range(len(names)), names)
+        ax.invert_yaxis()
+        ax.set(title=dataset, xlabel="best accuracy (%)")
+        told += [f"{dataset}, {n}: {m:.1f}" for n, m in zip(names, means)]
+    fig.suptitle(heading(spec, runs), fontsize=8)
+    return fig, "FedAvg with case study (iii) alone. " + "; ".join(told) + "."

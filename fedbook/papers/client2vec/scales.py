@@ -1,0 +1,236 @@
+"""Client2Vec's runs: an index of each client, used in three places of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fedbook.experiment import Experiment
+from fedbook.papers.paper import Options, Scale
+from fedbook.papers.rows import Row
+from fedbook.papers.tune import Grid
+
+
+@dataclass(frozen=True, kw_only=True)
+class Indexing:
+    """Clients by dataset, networks by the paper's name, and how the index is made: of the printed
+    epochs only `index_share` are trained.
+    """
+
+    clients: Mapping[str, int | list[int]]
+    models: Mapping[str, Options]
+    index: Options = field(default_factory=dict)
+    index_share: float = 1.0
+    sizes: str | list[list[int]] = "equal"  # of DomainNet's clients
+    limit: Mapping[str, list[int]] = field(default_factory=dict)
+    solver_of: Mapping[str, Options] = field(default_factory=dict)  # by dataset
+    times_lr: Mapping[str, float] = field(default_factory=dict)  # by dataset
+
+
+SGD = {"optimizer": "sgd", "lr": 1e-2, "epochs": 5, "weight_decay": 5e-5, "participation": 0.1}
+ONE_SEED = tuple(f"table{n}" for n in range(2, 10)) + tuple(f"fig{n}" for n in (2, 4, 5, 7, 8, 9))
+SMALL_CCT = {"name": "cct", "layers": 1, "width": 32, "heads": 2}
+
+SMOKE = Scale(
+    name="smoke",
+    rounds=6,
+    evaluate_every=2,
+    data={
+        **dict.fromkeys(("cifar10", "domainnet"), {"name": "digits5_offline", "size": 16}),
+        "shakespeare": {"name": "roles_offline"},
+    },
+    solver={**SGD, "lr": 0.1, "epochs": 2, "batch_size": 32},
+    own=Indexing(
+        clients={"cifar10": 20, "domainnet": [4] * 5},
+        sizes=[[80] * 4] * 5,
+        models={
+            "resnet18": {"name": "cnn", "width": 8, "hidden": 32},
+            "mobilenet_v2": {"name": "cnn", "width": 6, "hidden": 32},
+            "vit_cct_7_3x1": SMALL_CCT,
+            "lstm": {"name": "lstm", "hidden": 32, "layers": 1},
+        },
+        index={
+            "index_encoder": "offline/vit+ngram",
+            "index_ffn": 64,
+            "index_limit": 32,
+            "index_samples": 32,
+        },
+        index_share=0.01,
+    ),
+)
+LAPTOP = Scale(
+    name="laptop",
+    rounds=30,
+    evaluate_every=3,
+    seeds=3,
+    seeds_of=dict.fromkeys(ONE_SEED, 1),  # the study `local` has three
+    data={
+        "cifar10": {"name": "cifar10", "size": 16},
+        "domainnet": {"name": "pacs", "size": 32},
+        "shakespeare": {"name": "shakespeare", "fraction": 0.04, "length": 40, "limit": 60},
+    },
+    solver={**SGD, "lr": 1e-1, "epochs": 2, "batch_size": 20},
+    methods={  # chosen by GRID
+        "fedavg": {"lr": 0.1},
+        "fedavgm": {"lr": 0.05, "server_momentum": 0.7},
+        "feddyn": {"lr": 0.1, "alpha": 0.01},
+        "moon": {"lr": 0.1, "mu": 1.0},
+        "fedlc": {"lr": 0.1, "tau": 0.5},
+        "fediir": {"lr": 0.1, "penalty": 0.001},
+        "client2vec": {"lr": 0.1, "weight": 1.0},
+    },
+    own=Indexing(
+        clients={"cifar10": 50, "domainnet": [10] * 4},
+        limit={"cifar10": [400, 100], "domainnet": [300, 60]},
+        models={
+            "resnet18": {"name": "cnn", "width": 8, "hidden": 64},
+            "mobilenet_v2": {"name": "cnn", "width": 6, "hidden": 48},
+            "vit_cct_7_3x1": SMALL_CCT,
+            "lstm": {"name": "lstm", "hidden": 64, "layers": 1},
+        },
+        times_lr={"shakespeare": 10},
+        index={"index_ffn": 64, "index_limit": 32, "index_samples": 16},
+        index_share=0.12,
+    ),
+)
+PRINTED = Scale(
+    name="paper",
+    rounds=100,
+    seeds=3,
+    data={
+        "cifar10": {"name": "cifar10"},
+        "domainnet": {"name": "domainnet", "variant": "random50", "size": 64},
+        "shakespeare": {"name": "shakespeare"},
+    },
+    solver={**SGD, "batch_size": 64},
+    own=Indexing(
+        clients={"cifar10": 100, "domainnet": [10] * 6},
+        models={
+            "resnet18": {"name": "resnet18", "pretrained": True},
+            "mobilenet_v2": {"name": "mobilenet_v2", "pretrained": True},
+            "vit_cct_7_3x1": {"name": "cct"},
+            "lstm": {"name": "lstm"},
+        },
+        solver_of={"domainnet": {"momentum": 0.9}},
+    ),
+)
+SCALES = (SMOKE, LAPTOP, PRINTED)
+SIMILAR = ("within_similarity", "across_similarity", "nearest_domain_accuracy")
+METRICS = {"accuracy": "best"} | {name: f"log.{name}" for name in SIMILAR}
+NETWORKS = {"cifar10": "resnet18", "domainnet": "mobilenet_v2", "shakespeare": "lstm"}
+OPTIONS = {  # a row's setting -> the option of client2vec
+    "strategy": "strategy",
+    "case_studies": "case_studies",
+    "variant": "variant",
+    "tau": "tau",
+    "weight": "weight",
+    "detach": "detach",
+    "epochs": "index_epochs",
+    "projection": "index_projection",
+}
+# What need not be said again, so that a sweep shares its usual point with the main table.
+USUAL = {"variant": "client2vec", "index_projection": "linear"}
+USUAL_OF = {"global": {"tau": 1.0, "weight": 5.0}, "federated": {"tau": 0.1, "weight": 1.0}}
+# These indices have no part in that case study, and the table prints nothing.
+IMPOSSIBLE = {
+    ("local_model_weights", "i"),
+    ("local_model_weights", "i+ii"),
+    ("only_label_index", "i+ii+iii"),
+    ("omit_orthogonal_regularization", "i"),
+    ("omit_orthogonal_regularization", "i+ii"),
+}
+OURS = ("tau", "weight")  # client2vec has these itself: a base algorithm's are passed as base_...
+
+# For every base algorithm four trials: two learning rates with its own knob as first listed, then
+# two more values of the knob at the best rate; FedAvg tries two more rates. The same for
+# Client2Vec's weight of (iii): all three studies on FedAvg, GLOBAL index; only the weight is used
+# elsewhere.
+GRID = Grid(
+    on=({"dataset": "cifar10"}, {"dataset": "domainnet"}),
+    lr=(5e-2, 1e-1),
+    more_lr=(2e-2, 2e-1),
+    knobs={
+        "fedavg": None,
+        "fedavgm": ("server_momentum", (0.9, 0.5, 0.7)),
+        "feddyn": ("alpha", (0.1, 0.01, 1.0)),
+        "moon": ("mu", (1.0, 0.1, 5.0)),
+        "fedlc": ("tau", (1.0, 0.1, 0.5)),
+        "fediir": ("penalty", (1e-3, 1e-2, 1e-1)),
+        "client2vec": ("weight", (1.0, 5.0, 0.2)),
+    },
+    score="avg_client",
+)
+
+
+def experiment(row: Row, scale: Scale[Indexing], seed: int) -> Experiment | None:
+    """The base method alone, or inside client2vec(base, ...) where the row uses a case study.
+
+    A row that asks for the index alone trains for one round.
+    """
+    dataset = row["dataset"]
+    network = row["architecture"] or NETWORKS.get(dataset, "")
+    if dataset not in scale.data or network not in scale.own.models:
+        return None
+    if row["strategy"] == "best" or (row["variant"], row["case_studies"]) in IMPOSSIBLE:
+        return None  # follows from other rows, or prints nothing
+    return Experiment(
+        dataset=scale.data[dataset],
+        partition=_partition(row, scale.own),
+        model=scale.own.models[network],
+        method=_indexed(row, scale) if _uses_index(row) else _base(row, scale),
+        rounds=1 if row["case_studies"] == "index" else scale.rounds,
+        seed=seed,
+        scale=scale.name,
+        evaluate_every=scale.evaluate_every,
+    )
+
+
+def _uses_index(row: Row) -> bool:
+    named = row.method == "client2vec" or bool(row["client2vec"])
+    return named or row["case_studies"] not in (None, "none")
+
+
+def _base(row: Row, scale: Scale[Indexing]) -> Options:
+    """The algorithm without an index; the paper's own row rests on FedAvg."""
+    name = "fedavg" if row.method == "client2vec" else row.method
+    method: Options = {"name": name} | scale.solver | scale.own.solver_of.get(row["dataset"], {})
+    method |= scale.methods.get(name, {})
+    method["lr"] *= scale.own.times_lr.get(row["dataset"], 1)
+    return method
+
+
+def _indexed(row: Row, scale: Scale[Indexing]) -> Options:
+    """The algorithm inside client2vec, with what the row asks for and is not usual."""
+    base = _base(row, scale)
+    options: Options = {"strategy": "global", "case_studies": "i+ii+iii"}
+    tuned = dict(scale.methods.get("client2vec", {}))
+    lr = tuned.pop("lr", base["lr"])
+    if row.method == "client2vec":
+        base["lr"] = lr
+    if "iii" in (row["case_studies"] or "iii"):
+        options |= tuned
+    options |= {name: row[o] for o, name in OPTIONS.items() if row[o] is not None}
+    epochs = options.get("index_epochs", 500)  # as printed
+    usual = USUAL | USUAL_OF[options["strategy"]]
+    options = {k: v for k, v in options.items() if v != usual.get(k)}
+    method = {f"base_{k}" if k in OURS else k: v for k, v in base.items()}
+    method |= scale.own.index | options
+    method |= {"name": "client2vec", "base": base["name"]}
+    method["index_epochs"] = max(1, round(epochs * scale.own.index_share))
+    return method
+
+
+def _partition(row: Row, own: Indexing) -> Options:
+    """CIFAR-10 by Dirichlet(0.1) or two classes per client, DomainNet by domain, Shakespeare by
+    role.
+    """
+    dataset = row["dataset"]
+    if dataset == "shakespeare":
+        return {"name": "by_group", "test": "domain"}
+    clients = own.clients[dataset]
+    limit = {"limit": own.limit[dataset]} if own.limit else {}
+    if dataset == "domainnet":
+        return {"name": "by_domain", "counts": clients, "sizes": own.sizes, "shuffle": True} | limit
+    if row["partition"] == "two_classes_per_client":
+        return {"name": "pathological", "clients": clients, "s": 2} | limit
+    return {"name": "dirichlet", "clients": clients, "alpha": 0.1, "min_size": 10} | limit

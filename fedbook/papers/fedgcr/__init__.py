@@ -1,0 +1,81 @@
+"""FedGCR: Tables 1-14, Figure 3, and our own studies of what the published runs did otherwise."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+from fedbook.papers.draw import sorted_clients
+from fedbook.papers.fedgcr import measures as measures
+from fedbook.papers.fedgcr.claims import CLAIMS
+from fedbook.papers.fedgcr.figures import by_size, clustering_by_count, quirk_bars, type_maps
+from fedbook.papers.fedgcr.scales import GRID, METRICS, SCALES, STUDY, experiment
+from fedbook.papers.paper import Figure, Paper
+from fedbook.papers.rows import Row
+
+
+def row(method: str, metric: str, dataset: str = "digit_five", **settings: object) -> Row:
+    """A quantity of our own at DIF 10, in percent."""
+    where = {"dataset": dataset, "dif": 10, **settings}
+    return Row(settings=where, method=method, metric=metric, unit="percent")
+
+
+def purities() -> tuple[Row, ...]:
+    """Figure 3 in numbers: the purity of h and of the frozen feature."""
+    rows = []
+    for dataset, name in product(("digit_five", "domainnet"), ("h", "frozen")):
+        where = {"dataset": dataset, "dif": 10}
+        metric = f"knn_purity_{name}"
+        rows.append(Row(settings=where, method="fedgcr", metric=metric, unit="fraction"))
+    return tuple(rows)
+
+
+QUIRKS = tuple(row(d.method, "avg", quirk=q, on=on) for q, d in STUDY.items() for on in (0, 1))
+GROUPING = tuple(
+    row("fedgcr", metric, dataset, cluster_on=on)
+    for dataset, on, metric in product(
+        ("digit_five", "pacs"),
+        ("h", "frozen"),
+        ("clustering_accuracy", "avg", "sigma_type", "sigma_client"),
+    )
+)
+SIZE = tuple(
+    row(method, metric, times_images=times, times_rounds=times)
+    for times, method, metric in product((1, 2), ("fedavg", "fedgcr"), ("avg", "sigma_type"))
+)
+PAPER = Paper(
+    key="fedgcr",
+    title="FedGCR",
+    reference=(
+        "Cheng, Yeh, Chen, Pastor and Chen: FedGCR: Achieving Performance and Fairness for "
+        "Federated Learning with Distinct Client Types via Group Customization and Reweighting. "
+        "AAAI 2024, and its extended version"
+    ),
+    published=Path(__file__).parent / "published",
+    scales=SCALES,
+    experiment=experiment,
+    metrics=METRICS,
+    plots=dict.fromkeys(("table1", "table2", "table6", "table7"), sorted_clients)
+    | {"table3": clustering_by_count},
+    figures={
+        "fig3": Figure(purities(), type_maps),
+        "quirks": Figure(
+            QUIRKS,
+            quirk_bars,
+            "Own study: what each departure of the published code from the paper is worth in Avg",
+        ),
+        "grouping": Figure(
+            GROUPING,
+            sorted_clients,
+            "Own study: does it matter that training blurs the groups? Clustering on h and on the "
+            "frozen feature",
+        ),
+        "size": Figure(
+            SIZE,
+            by_size,
+            "Own study: does FedGCR's lead depend on how many images and rounds there are?",
+        ),
+    },
+    grid=GRID,
+    claims=CLAIMS,
+)

@@ -1,0 +1,253 @@
+"""FedGCR's runs: prompts on a frozen ViT; domains of unequal numbers of clients (DIF).
+
+Laptop scale keeps the published client counts and about 420 training images at every DIF, so that
+DIF changes who holds them and not how many there are. T' is kept in relation to the number of
+types: emoji7 has seven domains where DomainNet has six, so its T' is one higher than the printed
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedbook.experiment import Experiment
+from fedbook.papers.paper import Options, Scale
+from fedbook.papers.rows import Row
+from fedbook.papers.tune import Grid
+
+Names = tuple[str, ...] | tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Domains:
+    """How the domains of each dataset become clients.
+
+    `order` lists domains from majority to minority, `swapped` as Table 7 has them. `part` is the
+    share of the images that is used, by dataset and DIF. `types` is the number of domains where it
+    is not the paper's.
+    """
+
+    model: Options
+    sizes: Options
+    order: Mapping[str, Names]
+    swapped: Mapping[str, Names]
+    part: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    types: Mapping[str, int] = field(default_factory=dict)
+
+
+ADAMW = {"optimizer": "adamw", "epochs": 1}
+SMALL = {"name": "vpt", "backbone": "bundled", "prompts": 4}
+PACS = ("photo", "art_painting", "cartoon", "sketch")
+PACS_SWAPPED = ("art_painting", "photo", "sketch", "cartoon")
+ONE_SEED = ("table3", "table4", "table7", "table8", "table9", "table10", "table11", "table14")
+
+SMOKE = Scale(
+    name="smoke",
+    rounds=4,
+    evaluate_every=4,
+    data=dict.fromkeys(("digit_five", "domainnet", "pacs"), {"name": "digits5_offline"}),
+    solver={**ADAMW, "lr": 2e-2, "batch_size": 16},
+    own=Domains(
+        model=SMALL,
+        sizes={"sizes": "rule", "scale": 0.05},
+        order={"domainnet": (3, 4, 2, 1, 0), "pacs": (2, 0, 4, 3)},
+        swapped={
+            "digit_five": (1, 0, 3, 4, 2),
+            "domainnet": (4, 3, 2, 0, 1),
+            "pacs": (0, 2, 3, 4),
+        },
+        types={"domainnet": 5},
+    ),
+)
+LAPTOP = Scale(
+    name="laptop",
+    rounds=20,
+    evaluate_every=10,
+    seeds=3,
+    seeds_of=dict.fromkeys((*ONE_SEED, "fig3", "quirks", "size"), 1),
+    data={
+        "digit_five": {"name": "digits5_chars74k", "limit": [6000, 300]},
+        "domainnet": {"name": "emoji7"},
+        "pacs": {"name": "pacs", "size": 32},
+    },
+    solver={**ADAMW, "lr": 4e-2, "batch_size": 16},
+    methods={  # chosen by GRID
+        "fedavg": {"lr": 4e-2},
+        "afl": {"lr": 4e-2, "eta_lam": 0.01},
+        "q_ffl": {"lr": 4e-2, "q": 0.01},
+        "term": {"lr": 8e-2, "t": 0.5},
+        "harmofl": {"lr": 2e-2, "window": 0.0},
+        "fedsam": {"lr": 8e-2, "rho": 0.01},
+        "fedmix": {"lr": 2e-2, "lam": 0.01},
+        "fedgcr": {"lr": 8e-2, "q": 1.0},
+    },
+    own=Domains(
+        model=SMALL,
+        sizes={"sizes": "rule", "min_size": 8, "shuffle": True},
+        part={
+            "digit_five": {1: 0.13, 5: 0.028, 10: 0.03},
+            "domainnet": {1: 0.22, 5: 0.43, 10: 0.48},
+            "pacs": {1: 0.08, 5: 0.15, 10: 0.18},
+        },
+        types={"domainnet": 7},
+        order={
+            "digit_five": ("mnist", "usps", "font_digits", "mnist_m", "scene_digits"),
+            "pacs": PACS,
+        },
+        swapped={
+            "digit_five": ("usps", "mnist", "font_digits", "scene_digits", "mnist_m"),
+            "domainnet": (1, 0, 2, 3, 4, 6, 5),
+            "pacs": PACS_SWAPPED,
+        },
+    ),
+)
+PRINTED = Scale(
+    name="paper",
+    rounds=50,
+    seeds=3,
+    data={n: {"name": n, "size": 224} for n in ("digit_five", "domainnet", "pacs")},
+    solver={**ADAMW, "lr": 1e-3, "batch_size": 64},
+    own=Domains(
+        model={"name": "vpt", "backbone": "vit_base_patch16_224.augreg_in21k", "prompts": 4},
+        sizes={},
+        order={
+            "digit_five": ("mnist", "usps", "synth_digits", "mnist_m", "svhn"),
+            "domainnet": ("clipart", "real", "painting", "sketch", "quickdraw", "infograph"),
+            "pacs": PACS,
+        },
+        swapped={
+            "digit_five": ("usps", "mnist", "synth_digits", "svhn", "mnist_m"),
+            "domainnet": ("real", "clipart", "painting", "sketch", "infograph", "quickdraw"),
+            "pacs": PACS_SWAPPED,
+        },
+    ),
+)
+SCALES = (SMOKE, LAPTOP, PRINTED)
+METRICS = {
+    "avg": "avg_type",
+    "clustering_accuracy": "log.clustering_accuracy",
+    "knn_purity_h": "types.knn_purity_h",
+    "knn_purity_frozen": "types.knn_purity_frozen",
+}
+VARIANTS: dict[str, Options] = {
+    "fedgr_only": {"name": "fedgcr", "customization": False},
+    "fedgc_only": {"name": "fedgcr", "reweighting": False},
+}
+MODELS = {"fedgcr": "fedgc", "fedgc_only": "fedgc"}
+TYPES = {"digit_five": 5, "domainnet": 6, "pacs": 4}
+USUAL = {"delta": 0.5, "cluster": "gmm"}  # not said again: such a row is the run of the main table
+
+# For every method six trials: four learning rates with its own knob as first listed, then two more
+# values of the knob at the best rate; FedAvg, which has none, tries two more rates.
+GRID = Grid(
+    on=({"dataset": "digit_five", "dif": 10}, {"dataset": "pacs", "dif": 10}),
+    lr=(1e-2, 2e-2, 4e-2, 8e-2),
+    more_lr=(2.5e-3, 5e-3),
+    knobs={
+        "fedavg": None,
+        "afl": ("eta_lam", (0.1, 0.01, 0.5)),
+        "q_ffl": ("q", (0.01, 0.1, 1.0)),
+        "term": ("t", (0.1, 0.5, 2.0)),
+        "harmofl": ("window", (None, 0.0, 0.1)),
+        "fedsam": ("rho", (0.05, 0.01, 0.2)),
+        "fedmix": ("lam", (0.05, 0.01, 0.2)),
+        "fedgcr": ("q", (1.0, 0.0, 2.0)),
+    },
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Departure:
+    """What the published runs did otherwise: a method with quirks, another rate or model."""
+
+    method: str
+    quirks: tuple[str, ...] = ()
+    times_lr: float = 1.0
+    model: Options = field(default_factory=dict)
+
+
+FEDGCR_QUIRKS = (
+    "late_beta lambda_schedule no_temperature quantised_loss first_loss three_batches "
+    "weighted_cluster_loss full_covariance older_z0 noisy_references prompts_alone kept_moments "
+    "parameter_groups"
+).split()
+STUDY = {
+    "harmofl_lr_x10": Departure(method="harmofl", times_lr=10.0),
+    "fedsam_lr_x10": Departure(method="fedsam", times_lr=10.0),
+    "fedavg_6_prompts": Departure(method="fedavg", model={"prompts": 6}),
+    "q_ffl_6_prompts": Departure(method="q_ffl", model={"prompts": 6}),
+    "q_ffl_as_coded": Departure(method="q_ffl", quirks=("q_ffl_as_coded",)),
+    "fedmix_as_coded": Departure(method="fedmix", quirks=("fedmix_as_coded",)),
+    "afl_stateless": Departure(method="afl", quirks=("afl_stateless",)),
+    "prompt_tiling": Departure(method="fedgcr", model={"tiled": True}),
+    "dropout": Departure(method="fedgcr", model={"dropout": 0.1}),
+    **{quirk: Departure(method="fedgcr", quirks=(quirk,)) for quirk in FEDGCR_QUIRKS},
+    "as_published": Departure(
+        method="fedgcr", quirks=("as_published",), model={"tiled": True, "dropout": 0.1}
+    ),
+}
+
+
+def experiment(row: Row, scale: Scale[Domains], seed: int) -> Experiment | None:
+    """All clients take part; a client is tested on its domain's test set (at DIF 1 on its share of
+    it).
+    """
+    images = row["times_images"] or 1
+    if images > 1 and not scale.own.sizes:
+        return None  # at paper scale there are no more images
+    method = _method(row, scale)
+    model = dict(scale.own.model)
+    if row.method in MODELS:
+        model["name"] = MODELS[row.method]
+    if row["quirk"] and row["on"]:
+        departure = STUDY[row["quirk"]]
+        model |= departure.model
+        method["lr"] *= departure.times_lr
+        if departure.quirks:
+            method["quirks"] = list(departure.quirks)
+    measures = ({"name": "type_tests"},) if row.metric.startswith("knn_purity") else ()
+    return Experiment(
+        dataset=scale.data[row["dataset"]],
+        partition=_partition(row, scale.own, images),
+        model=model,
+        method=method,
+        rounds=scale.rounds * (row["times_rounds"] or 1),
+        seed=seed,
+        scale=scale.name,
+        evaluate_every=scale.evaluate_every,
+        measures=measures,
+    )
+
+
+def _partition(row: Row, own: Domains, images: int) -> Options:
+    dataset = row["dataset"]
+    dif = row["dif"] or 10
+    partition: Options = {"name": "by_domain", "dif": dif}
+    partition["test"] = "split" if dif == 1 else "domain"
+    partition |= own.sizes or {"sizes": dataset}
+    if own.part:
+        partition["scale"] = own.part[dataset][dif]
+    if images > 1:
+        partition["scale"] = round(partition["scale"] * images, 4)
+    order = own.swapped if row["majority_domain"] else own.order
+    if dataset in order:
+        partition["order"] = list(order[dataset])
+    return partition
+
+
+def _method(row: Row, scale: Scale[Domains]) -> Options:
+    dataset = row["dataset"]
+    method: Options = {"name": row.method} | VARIANTS.get(row.method, {})
+    method |= scale.solver | scale.methods.get(method["name"], {})
+    asked: dict[str, Any] = {"delta": row["delta"], "cluster": row["clustering_algo"]}
+    for name, value in asked.items():
+        if value not in (None, USUAL[name]):
+            method[name] = value
+    if row["t_prime"] not in (None, TYPES[dataset]):
+        shift = scale.own.types.get(dataset, TYPES[dataset]) - TYPES[dataset]
+        method["clusters"] = row["t_prime"] + shift
+    if row["cluster_on"] == "frozen":
+        method["cluster_on"] = "frozen"
+    return method

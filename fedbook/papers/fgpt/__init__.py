@@ -1,0 +1,73 @@
+"""FGPT: Tables 1-4, 6-11, Figures 2 and 3, and our own studies of unseen clients and rates."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from fedbook.papers.draw import learning_curves
+from fedbook.papers.fgpt.claims import CLAIMS
+from fedbook.papers.fgpt.counts import counted
+from fedbook.papers.fgpt.figures import by_prompt_rate, global_against_worst, seen_and_unseen
+from fedbook.papers.fgpt.scales import GRID, METRICS, SCALES, experiment
+from fedbook.papers.paper import Figure, Paper
+from fedbook.papers.rows import Row
+
+MAIN = ("fgpt", "fgpt_u", "pt_fedavg", "pfedhn", "fed_dualprompt", "moon", "fedmix")
+TEN, FEW = ({"dataset": "cifar100", "partition": "pathological", "s": s} for s in (10, 5))
+FIVE = {"dataset": "five_dataset", "partition": "by_dataset"}
+
+
+def row(settings: dict[str, Any], method: str, metric: str, unit: str = "percent") -> Row:
+    return Row(settings=settings, method=method, metric=metric, unit=unit)
+
+
+def prompt_rates() -> tuple[Row, ...]:
+    """Accuracy and similarity of prompts as the prompts' rate is multiplied."""
+    rows = []
+    for method, times in product(("pt_fedavg", "fgpt"), (1, 10, 50)):
+        where = {**FEW, "times_prompt_lr": times}
+        rows.append(row(where, method, "accuracy"))
+        for name in ("shared_prompt_similarity", "group_prompt_similarity_local"):
+            rows.append(row(where, method, name, ""))
+    return tuple(rows)
+
+
+UNSEEN = product(("fgpt", "pt_fedavg", "pfedhn"), ("seen_accuracy", "unseen_accuracy"))
+PAPER = Paper(
+    key="fgpt",
+    title="FGPT",
+    reference=(
+        "Deng, Thrampoulidis and Li: Heterogeneous Federated Learning with Group-Aware Prompt "
+        "Tuning. arXiv:2310.18285v1, 2023"
+    ),
+    published=Path(__file__).parent / "published",
+    scales=SCALES,
+    experiment=experiment,
+    metrics=METRICS,
+    plots={"table1": learning_curves},
+    counts={"table2": counted, "table10": counted},
+    figures={
+        "fig2": Figure(
+            tuple(row(s, m, "worst_client") for s in (TEN, FEW, FIVE) for m in MAIN),
+            global_against_worst,
+        ),
+        "fig3": Figure(
+            tuple(row(s, m, "accuracy") for s in (TEN, FEW) for m in MAIN), learning_curves
+        ),
+        "unseen": Figure(
+            tuple(row({**FEW, "unseen": 10}, m, metric) for m, metric in UNSEEN),
+            seen_and_unseen,
+            "Own study: clients that were never sampled, tested without fine-tuning",
+        ),
+        "prompt_rate": Figure(
+            prompt_rates(),
+            by_prompt_rate,
+            "Own study: do the prompts move enough? A higher learning rate for prompts than for "
+            "the head",
+        ),
+    },
+    grid=GRID,
+    claims=CLAIMS,
+)

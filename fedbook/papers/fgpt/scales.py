@@ -1,0 +1,211 @@
+"""FGPT's runs: shared and group prompts on a frozen ViT, few classes per client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedbook.experiment import Experiment
+from fedbook.papers.paper import Options, Scale
+from fedbook.papers.rows import Row
+from fedbook.papers.tune import Grid
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clients:
+    """Who holds what: clients and participation by dataset, and for each printed s the classes per
+    client. The mean over the last `tail` evaluations is the score.
+    """
+
+    backbone: str
+    clients: Mapping[str, int | list[int]]
+    participation: Mapping[str, float]
+    classes: Mapping[int, int]
+    tail: int
+    sizes: str | list[list[int]] = "equal"  # of the clients of Five-Dataset
+    per_client: int = 500  # samples of a client of the Dirichlet split
+    limit: list[int] | None = None
+
+
+SGD = {
+    "optimizer": "sgd",
+    "lr": 1e-2,
+    "momentum": 0.9,
+    "weight_decay": 1e-5,
+    "epochs": 5,
+    "batch_size": 40,
+}
+LATE = list(range(50, 100))  # the bundled backbone saw classes 0-49
+SWEEPS = tuple(f"table{n}" for n in (3, 4, 6, 7, 8, 9, 10, 11))
+
+SMOKE = Scale(
+    name="smoke",
+    rounds=4,
+    evaluate_every=4,
+    data=dict.fromkeys(("cifar100", "five_dataset"), {"name": "digits5_offline"}),
+    solver={**SGD, "epochs": 1},
+    own=Clients(
+        backbone="bundled",
+        clients={"cifar100": 100, "five_dataset": [4] * 5},
+        participation={"cifar100": 3, "five_dataset": 4},
+        classes={10: 4, 5: 2},
+        tail=1,
+        sizes=[[60] * 4] * 5,
+    ),
+)
+LAPTOP = Scale(
+    name="laptop",
+    rounds=20,
+    evaluate_every=2,
+    seeds=3,
+    seeds_of=dict.fromkeys(SWEEPS, 1),
+    data={
+        "cifar100": {"name": "cifar100", "classes": LATE},
+        "cifar100_c": {"name": "cifar100_c", "classes": LATE},
+        "five_dataset": {"name": "five_dataset_chars74k"},
+    },
+    solver={**SGD, "lr": 1e-1, "epochs": 2, "batch_size": 20},
+    methods={  # chosen by GRID
+        "fgpt": {"lr": 1e-1},
+        "pt_fedavg": {"lr": 1e-1},
+        "pfedhn": {"lr": 1e-1, "server_lr": 0.1},
+        "fed_dualprompt": {"lr": 1e-1, "pull": 1.0},
+        "moon": {"lr": 1e-1, "mu": 0.1},
+        "fedmix": {"lr": 1e-1, "lam": 0.01},
+    },
+    own=Clients(
+        backbone="bundled",
+        clients={"cifar100": 50, "cifar100_c": 50, "five_dataset": [4] * 5},
+        participation={"cifar100": 5, "cifar100_c": 5, "five_dataset": 2},
+        classes={10: 5, 5: 3, 2: 2},
+        tail=5,
+        per_client=60,
+        limit=[60, 16],
+    ),
+)
+PRINTED = Scale(
+    name="paper",
+    rounds=60,
+    seeds=3,
+    data={n: {"name": n, "size": 224} for n in ("cifar100", "cifar100_c", "five_dataset")},
+    solver=SGD,
+    own=Clients(
+        backbone="vit_base_patch16_224.augreg_in21k",
+        clients={"cifar100": 100, "cifar100_c": 50, "five_dataset": [4] * 5},
+        participation={"cifar100": 0.05, "cifar100_c": 0.1, "five_dataset": 0.1},
+        classes={10: 10, 5: 5, 2: 2},
+        tail=10,
+    ),
+)
+SCALES = (SMOKE, LAPTOP, PRINTED)
+METRICS = {
+    "accuracy": "tail",
+    "seen_accuracy": "avg_sample",
+    "unseen_accuracy": "unseen.avg_sample",
+    "shared_prompt_similarity": "log.shared_prompt_similarity",
+    "group_prompt_similarity_global": "log.group_prompt_similarity_global",
+    "group_prompt_similarity_local": "log.group_prompt_similarity_local",
+}
+VARIANTS: dict[str, Options] = {
+    "fgpt_u": {"name": "fgpt"},
+    "fgpt_random_key": {"name": "fgpt"},
+    "fgpt_resnet": {"name": "fgpt"},
+    "fgpt_fedmix": {"name": "fgpt", "base": "fedmix"},
+    "pt_fedavg_share": {"name": "pt_fedavg"},
+}
+MODELS: dict[str, Options] = {  # all others have one group, as Table 11's PT-FedAvg
+    "fgpt": {"name": "fgpt"},
+    "fgpt_u": {"name": "fgpt", "top_k": 5},
+    "fgpt_random_key": {"name": "fgpt", "keys": "random"},
+    "fgpt_resnet": {"name": "fgpt", "selector": "light"},
+    "fgpt_fedmix": {"name": "fgpt"},
+    "fed_dualprompt": {"name": "fgpt", "learn_keys": True},
+    "pt_fedavg_share": {"name": "vpt"},
+}
+GROUPS = {10: 20, 5: 25, 2: 25}  # s -> G: the best of Table 3; for 2 nothing is printed
+
+# For every method five trials: three learning rates with its own knob as first listed, then two
+# more values of the knob at the best rate; PT-FedAvg and FGPT try two more rates.
+GRID = Grid(
+    on=({"dataset": "cifar100", "partition": "pathological", "s": 5},),
+    lr=(2e-2, 5e-2, 1e-1),
+    more_lr=(1e-2, 2e-1),
+    knobs={
+        "fgpt": None,
+        "pt_fedavg": None,
+        "pfedhn": ("server_lr", (0.1, 0.01, 1.0)),
+        "fed_dualprompt": ("pull", (1.0, 0.1, 0.01)),
+        "moon": ("mu", (1.0, 0.1, 5.0)),
+        "fedmix": ("lam", (0.05, 0.01, 0.2)),
+    },
+    score="avg_sample",
+)
+
+
+def experiment(row: Row, scale: Scale[Clients], seed: int) -> Experiment | None:
+    """Mean accuracy over the last rounds, pooled over the clients' own test samples."""
+    if row["dataset"] not in scale.data:
+        return None
+    partition = _partition(row, scale)
+    if partition is None:
+        return None
+    unseen = {"name": "unseen", "clients": row["unseen"]}
+    return Experiment(
+        dataset=scale.data[row["dataset"]],
+        partition=partition,
+        model=_model(row, scale.own),
+        method=_method(row, scale),
+        rounds=scale.rounds,
+        seed=seed,
+        scale=scale.name,
+        evaluate_every=scale.evaluate_every,
+        tail=scale.own.tail,
+        measures=(unseen,) if row["unseen"] else (),
+    )
+
+
+def _partition(row: Row, scale: Scale[Clients]) -> Options | None:
+    dataset = row["dataset"]
+    own = scale.own
+    partition: Options = {"clients": own.clients[dataset]}
+    if dataset == "five_dataset":
+        counts = partition.pop("clients")
+        partition |= {"name": "by_domain", "counts": counts, "sizes": own.sizes, "shuffle": True}
+    elif row["partition"] == "dirichlet":
+        if scale.data[dataset]["name"] != "cifar100":
+            return None  # nothing else has coarse labels
+        partition |= {"name": "pachinko", "per_client": own.per_client}
+        partition |= {"beta": row["beta"], "beta_f": 10.0}
+    elif row["s"] in own.classes:
+        partition |= {"name": "pathological", "s": own.classes[row["s"]]}
+    else:
+        return None
+    if own.limit is not None:
+        partition["limit"] = own.limit
+    return partition
+
+
+def _model(row: Row, own: Clients) -> Options:
+    model = MODELS.get(row.method, {"name": "vpt", "extra": 1})
+    model = model | {"backbone": own.backbone, "prompts": 5}
+    if model["name"] == "fgpt":
+        usual = 5 if row["dataset"] == "five_dataset" else GROUPS.get(row["s"], 20)
+        model["groups"] = row["num_groups"] or usual
+    if (row["top_k"] or 1) > 1:
+        model["top_k"] = row["top_k"]
+    return model
+
+
+def _method(row: Row, scale: Scale[Clients]) -> Options:
+    method: dict[str, Any] = {"name": row.method} | VARIANTS.get(row.method, {})
+    tuned = method.get("base", method["name"])
+    method |= scale.solver | scale.methods.get(tuned, {})
+    method["participation"] = scale.own.participation[row["dataset"]]
+    if row["local_epochs"]:  # E = 5 is what a scale's own number of epochs stands for
+        method["epochs"] = max(1, round(method["epochs"] * row["local_epochs"] / 5))
+    times = row["times_prompt_lr"] or 1
+    if times != 1:
+        own = {"lr": times * method["lr"]}
+        method["param_groups"] = [[pattern, own] for pattern in ("prompts.*", "groups.*")]
+    return method
