@@ -619,7 +619,8 @@ def test_a_resumed_run_ends_in_the_same_bits(images, tmp_path, odd):
     method = methods.get("fedgcr", quirks=odd, **options)
     model = published(images) if odd else models.build("fedgc", images, backbone=vit())
     straight = train(method, images, 4, model)
-    stopped = simulate(method, images, model, 4, device="cpu", checkpoint=tmp_path, quiet=True)
+    settings = {"device": "cpu", "engine": "loop", "checkpoint": tmp_path, "quiet": True}
+    stopped = simulate(method, images, model, 4, **settings)
     assert len(list(itertools.islice(stopped, 2))) == 2
     resumed = train(method, images, 4, model, checkpoint=tmp_path)
     assert same(straight, resumed)
