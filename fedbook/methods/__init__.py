@@ -50,6 +50,16 @@ BUILT = (
 PASSES_ON = {"fgpt": "pt_fedavg", "fed_dualprompt": "pt_fedavg", "pfedhn": "pt_fedavg"}
 
 
+class UnknownOption(FedbookError):
+    """An option that a method does not have; `known` are those it has."""
+
+    def __init__(self, method: str, option: str, known: Iterable[str]) -> None:
+        told = unknown(f"option of {method}", option, known)
+        super().__init__(told.message, told.hint)
+        self.option = option
+        self.known = list(known)
+
+
 def names() -> list[str]:
     """Every method that can be run."""
     return list(BUILT)
@@ -83,11 +93,14 @@ def get(name: str, quirks: Iterable[str] = (), **settings: Any) -> Method:
     build = builder(name)
     try:
         method = build(**settings)
+    except UnknownOption as error:  # of the method it passes its options on to
+        known = dict.fromkeys([*options(name), *error.known])
+        raise UnknownOption(name, error.option, known) from None
     except TypeError as error:
         known = options(name)
         wrong = [s for s in settings if s not in known]
         if wrong:
-            raise unknown(f"option of {name}", wrong[0], known) from None
+            raise UnknownOption(name, wrong[0], known) from None
         raise FedbookError(f"{name}: {error}", f"see methods.help({name!r})") from None
     if quirks:
         from fedbook.methods import quirks as published

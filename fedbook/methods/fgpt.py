@@ -146,7 +146,7 @@ def fgpt(
             "the number of groups is the model's", 'use models.build("fgpt", federation, groups=20)'
         )
     if pull:
-        options = {"param_groups": key_settings()} | options
+        options["param_groups"] = (*options.get("param_groups", ()), *key_settings())
     method = get(base, **options)
     if method.weigh != (BySize(),):
         raise FedbookError(

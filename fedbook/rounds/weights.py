@@ -18,12 +18,21 @@ def add(a: LogWeights, b: LogWeights) -> LogWeights:
     """Log-weights of two factors together; where one names a parameter, the other's rest counts."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a + b
-    first = {"": a} if isinstance(a, Tensor) else a
-    second = {"": b} if isinstance(b, Tensor) else b
+    first, second = by_name(a), by_name(b)
     total = {}
     for name in first | second:
         total[name] = first.get(name, first[""]) + second.get(name, second[""])
     return total
+
+
+def by_name(scores: LogWeights) -> dict[str, Tensor]:
+    """Log-weights by parameter name, with "" for the rest."""
+    named = scores if isinstance(scores, dict) else {"": scores}
+    if "" not in named:
+        raise FedbookError(
+            "per-parameter scores need an entry '' for all other parameters", "add scores['']"
+        )
+    return named
 
 
 def normalise(scores: Tensor | Sequence[float], ids: Sequence[int]) -> list[float]:
@@ -64,11 +73,7 @@ class Weights:
     """
 
     def __init__(self, scores: LogWeights, ids: Sequence[int]) -> None:
-        named = scores if isinstance(scores, dict) else {"": scores}
-        if "" not in named:
-            raise FedbookError(
-                "per-parameter scores need an entry '' for all other parameters", "add scores['']"
-            )
+        named = by_name(scores)
         self.ids = list(ids)
         self.default = normalise(named[""], ids)
         self.named: dict[str, list[float] | None] = {
