@@ -41,7 +41,9 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-UNITS = sorted(p.stem for p in PACKAGE.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists())
+UNITS = sorted(
+    p.stem for p in PACKAGE.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()
+)
 
 
 def test_every_unit_has_a_floor():
