@@ -303,7 +303,7 @@ class View(Batch):
 
 def client_norms(tensors: list[Tensor]) -> Tensor:
     """The norm over all tensors [clients, ...] of each client."""
-    return torch.stack([t.flatten(1).norm(dim=1) for t in tensors]).norm(dim=0)
+    return torch.stack([t.reshape(len(t), -1).norm(dim=1) for t in tensors]).norm(dim=0)
 
 
 def per_client(values: Tensor, like: Tensor) -> Tensor:
