@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbook.papers.spec import Run, Spec, finished
+from fedbook.papers.spec import Run, Spec, finished, terms
 
 Drawn = tuple[Any, str]  # a figure and its description
 Methods = dict[str, list[Run]]
@@ -17,12 +17,22 @@ MARKS = "os^vDPX*"
 
 
 def heading(spec: Spec, runs: Sequence[Run], more: str = "") -> str:
-    """The line above a figure: its id, its scale and the data that was used."""
+    """The lines above a figure: its id, its scale, the data that was used, and how."""
     done = finished(runs)
     scale = done[0].experiment.scale
     used = ", ".join(dict.fromkeys(r.experiment.dataset["name"] for r in done))
     note = "" if scale == "paper" else "; absolute values not comparable with print"
-    return f"{spec.id}, {scale} scale on {used}{more}{note}"
+    how = list(dict.fromkeys(terms(r.experiment) for r in done))
+    said = f"\n{' / '.join(how)}" if len(how) < 3 else ""
+    return f"{spec.id}, {scale} scale on {used}{more}{note}{said}"
+
+
+def data_name(runs: Sequence[Run], dataset: str) -> str:
+    """A dataset as printed and as run: "domainnet -> pacs"."""
+    for run in finished(runs):
+        if run.row["dataset"] == dataset and run.experiment.dataset["name"] != dataset:
+            return f"{dataset} -> {run.experiment.dataset['name']}"
+    return dataset
 
 
 def by_method(runs: Sequence[Run]) -> Methods:
@@ -37,7 +47,7 @@ def by_setting(runs: Sequence[Run]) -> dict[str, Methods]:
     """The finished runs of each method in each setting."""
     settings: dict[str, list[Run]] = {}
     for run in finished(runs):
-        settings.setdefault(run.row.setting, []).append(run)
+        settings.setdefault(run.label, []).append(run)
     return {setting: by_method(own) for setting, own in settings.items()}
 
 
