@@ -76,7 +76,9 @@ def test_one_seed_is_open_unless_exact():
 
 def test_no_difference_at_all():
     same = seeds(1.0, 1.0, 1.0)
-    assert above("x", same, same).verdict == "against" and not above("x", same, same).holds
+    assert above("x", same, same).verdict == "open" and not above("x", same, same).holds
+    assert above("x", same, same).seeds_needed is None
+    assert above("x", Cell(exact=1.0), 1.0).verdict == "against"
     assert above("x", same, same, equal=True).verdict == "for"
     assert below("x", same, 1.0, equal=True).verdict == "for"
 

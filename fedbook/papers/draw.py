@@ -5,11 +5,12 @@ share. Only what has been run is drawn.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
 
-from fedbook.papers.spec import Run, Spec, finished, terms
+from fedbook.papers.spec import Run, Spec, arrow, finished, terms
 
 Drawn = tuple[Any, str]  # a figure and its description
 Methods = dict[str, list[Run]]
@@ -29,10 +30,8 @@ def heading(spec: Spec, runs: Sequence[Run], more: str = "") -> str:
 
 def data_name(runs: Sequence[Run], dataset: str) -> str:
     """A dataset as printed and as run: "domainnet -> pacs"."""
-    for run in finished(runs):
-        if run.row["dataset"] == dataset and run.experiment.dataset["name"] != dataset:
-            return f"{dataset} -> {run.experiment.dataset['name']}"
-    return dataset
+    used = [r.experiment.dataset["name"] for r in runs if r.row["dataset"] == dataset]
+    return arrow(dataset, used[0] if used else dataset)
 
 
 def by_method(runs: Sequence[Run]) -> Methods:
@@ -68,7 +67,7 @@ def panels(
     first = next(iter(settings.values()))
     fig, axes = plots.panels(len(settings))
     for ax, (setting, methods) in zip(axes, settings.items()):
-        draw(ax, setting, methods)
+        draw(ax, "\n".join(wrap(setting, 46)), methods)
         legend = ax.get_legend()
         if legend is not None and ax is not axes[0] and set(methods) <= set(first):
             legend.remove()

@@ -170,7 +170,8 @@ class Check:
         if self.kind == ORDER:
             if low > TINY or (self.equal and low >= -TINY):
                 return FOR
-            return AGAINST if high < -TINY or (high <= TINY and not self.equal) else OPEN
+            tie = self.exact and not self.equal  # of seeds, a tie tells nothing
+            return AGAINST if high < -TINY or (tie and high <= TINY) else OPEN
         inside = -self.width < low and high < self.width
         outside = low >= self.width or high <= -self.width
         if inside:

@@ -9,6 +9,7 @@ from fedbook.papers.claims import Judged
 from fedbook.papers.draw import Drawn
 from fedbook.papers.evidence import AGAINST, FOR, OPEN, ORDER
 from fedbook.papers.paper import Paper
+from fedbook.papers.spec import arrow
 
 FEW = 12  # checks that can be named beside their line
 
@@ -33,9 +34,8 @@ def forest(paper: Paper, judged: Sequence[Judged], scale: str) -> Drawn:
 
 def _data(paper: Paper, scale: str) -> str:
     """The paper's datasets and what stands for them at this scale."""
-    words = []
-    for printed, used in paper.scale(scale).data.items() if paper.has(scale) else ():
-        words.append(printed if used["name"] == printed else f"{printed} -> {used['name']}")
+    data = paper.scale(scale).data if paper.has(scale) else {}
+    words = [arrow(printed, used["name"]) for printed, used in data.items()]
     return ", ".join(words) or "the printed numbers"
 
 

@@ -228,7 +228,8 @@ def draw(
     from fedbook import plots
 
     plt = headless()
-    fig, alt = spec.plot(spec, runs)
+    with plots.style():
+        fig, alt = spec.plot(spec, runs)
     paths = plots.save(fig, f"{spec.id.replace('/', '_')}_{scale}", alt, folder)
     plt.close(fig)
     return paths

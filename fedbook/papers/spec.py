@@ -201,9 +201,15 @@ def as_run(row: Row, e: Experiment, paths: Mapping[str, str]) -> str:
             "."
         )
         used = getattr(e, part).get(option, printed) if part else printed
-        word = str(printed) if used == printed else f"{printed} -> {used}"
+        word = arrow(printed, used)
         words.append(word if name == "dataset" else f"{name}={word}")
     return " ".join(words)
+
+
+def arrow(printed: Any, used: Any) -> str:
+    """What was printed and, if it is something else, what was used: "domainnet -> emoji7"."""
+    same = str(printed).replace("_", "") == str(used).replace("_", "")
+    return str(printed) if same else f"{printed} -> {used}"
 
 
 def terms(e: Experiment) -> str:

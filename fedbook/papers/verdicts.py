@@ -108,7 +108,8 @@ def draw_forest(paper: Paper, scale: str, store: Store, folder: Path | None) -> 
     from fedbook.papers.reproduce import headless
 
     plt = headless()
-    fig, alt = forest(paper, judged, scale)
+    with plots.style():
+        fig, alt = forest(paper, judged, scale)
     paths = plots.save(fig, f"{paper.key}_claims_{scale}", alt, folder)
     plt.close(fig)
     return paths

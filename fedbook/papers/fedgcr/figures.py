@@ -42,7 +42,7 @@ def type_maps(spec: Spec, runs: Sequence[Run]) -> Drawn:
                 ax.scatter(*xy[kinds == t].T, label=label, **look)
             said = f"{title}, purity {found[f'knn_purity_{name}']:.2f}"
             data = data_name([run], run.row["dataset"])
-            ax.set(title=f"{data}: {said}", xlabel="t-SNE 1", ylabel="t-SNE 2")
+            ax.set(title=f"{data}\n{said}", xlabel="t-SNE 1", ylabel="t-SNE 2")
             ax.set(xticks=[], yticks=[])
             told.append(f"{data} {said}")
         line[0].legend(fontsize=6, markerscale=1.5)
