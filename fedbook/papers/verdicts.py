@@ -12,6 +12,8 @@ from fedbook.papers.evidence import AGAINST, FOR, OPEN, Check
 from fedbook.results import Store
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from fedbook.papers.paper import Paper
 
 WIDTH = 80
@@ -96,6 +98,28 @@ def _check(j: Judged, c: Check) -> str:
     print_ = "" if printed is None else f"  print {printed:+.3g}"
     width = f"  within {c.width:g}" if c.kind != "order" else ""
     return f"{c.verdict:8} {value:>8} {span:18} seeds {seeds}{print_}{width}  {c.label}"
+
+
+def frame(judged: Sequence[Judged]) -> pd.DataFrame:
+    """Every claim as a line of a table, for a notebook."""
+    import pandas as pd
+
+    rows = []
+    for j in judged:
+        needed = "" if j.verdict != "open" else str(j.seeds_needed or "?")
+        rows.append(
+            {
+                "id": j.claim.id,
+                "claim": j.claim.text,
+                "verdict": j.verdict,
+                **j.counts,
+                "not run": j.missing,
+                "seeds its way": "-" if j.share is None else f"{j.share:.0%}",
+                "seeds": j.seeds or "-",
+                "seeds to tell": needed,
+            }
+        )
+    return pd.DataFrame(rows).set_index("id")
 
 
 def draw_forest(paper: Paper, scale: str, store: Store, folder: Path | None) -> list[Path]:
