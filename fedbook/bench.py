@@ -112,7 +112,7 @@ def speed(rounds: int = 1, repeats: int = 11, clients: int = 100) -> dict[str, A
     """
     import torch
 
-    from fedbook.rounds.loop import generator
+    from fedbook.rounds.seeds import generator
 
     fed = federation(clients)
     ours, bare = simulation(fed, rounds * (repeats + 1)), Bare(fed)

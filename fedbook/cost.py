@@ -109,7 +109,7 @@ def cost(
     """Of a run whose clients have `train` samples each and which tests on `test` samples
     together.
     """
-    from fedbook.rounds import simulate
+    from fedbook.rounds import Report, simulate
     from fedbook.rounds.evaluation import predict
 
     method = e.build_method()
@@ -120,7 +120,7 @@ def cost(
     stages = method.stages()
 
     def turn(round: int) -> None:
-        local = run._turn(0, round, "train")
+        local = run._turn(Report(id=0, size=samples), round, "train")
         for s, stage in stages.items():
             local.sent[s] = {}
             stage.begin(local, {}, local.memory.setdefault(s, {}))
@@ -136,9 +136,15 @@ def cost(
     ):
         turn(2)
     with Counter() as testing:
-        predict(run.model, run.federation, run.federation.clients[0].train, run.device, run.extra)
+        predict(
+            run.model,
+            run.federation,
+            run.federation.clients[0].train,
+            device=run.device,
+            precomputed=run.precomputed,
+        )
     step, look = training.flops / samples, testing.flops / samples
-    measured = look if any(stage.needs_loss for stage in stages.values()) else 0.0
+    measured = look if "received" in method.reads else 0.0
     taking = (
         method.sample.count(len(train)) / len(train) if hasattr(method.sample, "count") else 1.0
     )

@@ -65,10 +65,7 @@ class Experiment:
     def build_method(self) -> Method:
         from fedbook import methods
 
-        options = _options(self.method)
-        if "quirks" in options:
-            options |= _quirks(options.pop("quirks"), self.rounds)
-        return methods.get(self.method["name"], **options)
+        return methods.get(self.method["name"], **_options(self.method))
 
     def build_federation(self) -> Federation:
         from fedbook.federation import federate
@@ -87,7 +84,7 @@ class Experiment:
     @property
     def described(self) -> dict[str, Any]:
         """The method's stages and all their hyper-parameters, built once per distinct method."""
-        key = json.dumps([self.method, self.rounds], sort_keys=True)
+        key = json.dumps(self.method, sort_keys=True)
         if key not in _DESCRIBED:
             _DESCRIBED[key] = self.build_method().describe()
         return _DESCRIBED[key]
@@ -223,16 +220,6 @@ def versions() -> dict[str, Any]:
 
 def _options(part: Options) -> Options:
     return {k: v for k, v in part.items() if k != "name"}
-
-
-def _quirks(names: list[str], rounds: int) -> Options:
-    """Options that switch on quirks of published code."""
-    # until rounds are merged: return {"quirks": tuple(names)}
-    old: Options = {"q_ffl_as_coded": {"as_coded": True}, "fedmix_as_coded": {"as_coded": True}}
-    old |= {"afl_stateless": {"stateless": True}, "term_training_loss": {"training_loss": True}}
-    if names == ["as_published"]:
-        return {"preset": "as_published", "rounds": rounds}
-    return old[names[0]] if names[0] in old else {"quirks": names, "rounds": rounds}
 
 
 def _within(old: Any, new: Any) -> bool:

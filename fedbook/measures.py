@@ -62,13 +62,6 @@ def build(name: str, **options: Any) -> Measure:
         raise FedbookError(f"measure {name!r}: {error}", "see its docstring") from None
 
 
-def log(record: Record) -> dict[str, Any]:
-    """What the stages logged in a round, as one flat dict."""
-    if hasattr(record, "log"):
-        return record.log
-    return {k.rpartition(".")[2]: v for k, v in record.extra.items()}  # until rounds are merged
-
-
 def tested(run: Simulation) -> list[Record]:
     """The rounds after which the clients were tested."""
     return [r for r in run.records if r.test_acc is not None or r.personal_acc is not None]
@@ -119,7 +112,7 @@ def usual(run: Simulation, tail: int = 1) -> dict[str, Any]:
             "trainable": sum(p.numel() for p in parameters if p.requires_grad),
             "all": sum(p.numel() for p in parameters),
         },
-        "log": log(last),
+        "log": last.log,
     }
 
 
@@ -171,17 +164,7 @@ class GlobalLosses(Measure):
         found["curves"]["global_loss_max"] = [max(x) for x in known]
 
 
-def precomputed(run: Simulation) -> dict[str, Any]:
-    """What the model computed once per sample."""
-    if hasattr(run, "precomputed"):
-        return run.precomputed
-    return run.extra  # until rounds are merged
-
-
 def global_losses(run: Simulation) -> list[float]:
     """The global model's mean loss on every client's training samples."""
-    from fedbook.rounds import evaluate
-
     run.load(run.params)
-    scores = evaluate(run.model, run.federation, None, "train", run.device, precomputed(run))
-    return scores.loss
+    return run.evaluate(run.model, part="train").loss

@@ -1,18 +1,18 @@
 """Client2Vec's three case studies: probabilities, weights and losses by hand, and what is left of
 the base method."""
 
-import dataclasses
 import itertools
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import LOCAL, mlp, only, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedbook import FedbookError, methods, models, simulate
+from fedbook import FedbookError, methods, models
 from fedbook.methods.client2vec import (
     IndependentFeatures,
     SampleBySimilarity,
@@ -22,10 +22,9 @@ from fedbook.methods.client2vec import (
     projected,
 )
 from fedbook.methods.client_index import ClientIndex, IndexSpec, to_group
-from fedbook.rounds import Batch, BySize, Device, Equal, Local, Report, Uniform
+from fedbook.rounds import Batch, BySize, Local, Report, Uniform
 from fedbook.rounds.weights import normalise
 
-LOCAL = {"lr": 0.1, "batch_size": 4}
 SIZES = (8, 12, 20, 40)  # of the clients of `toy`
 
 
@@ -36,13 +35,6 @@ def index(clients=4, width=6, seed=0, sizes=None):
     )
     feature, label = (torch.randn(clients, width, generator=g) for _ in range(2))
     return ClientIndex(feature, label, sizes, list(range(clients)))
-
-
-def run(method, federation, rounds=2, model=None, seed=0, **more):
-    model = model or models.build("mlp", federation, seed=7, width=8)
-    return simulate(
-        method, federation, model, rounds, seed=seed, device="cpu", quiet=True, **more
-    ).run()
 
 
 def base(name, **options):
@@ -56,8 +48,11 @@ def same_base(a, b):
 
 # -- (ii): Eq. 2 and 3 -----------------------------------------------------------------------------
 def weights(stage, state, clients):
-    scores, state = stage(state, [Report(i, SIZES[i]) for i in clients])
-    return torch.tensor(normalise(scores, clients), dtype=torch.float64), state
+    """Of q_i = n_i / sum n and the factor together."""
+    reports = [Report(id=i, size=SIZES[i]) for i in clients]
+    factor, state = stage(state, reports)
+    q, _ = BySize()({}, reports)
+    return torch.tensor(normalise(q + factor, clients), dtype=torch.float64), state
 
 
 def begun(stage, found):
@@ -66,7 +61,6 @@ def begun(stage, found):
         "sizes": found.sizes,
         "ids": found.ids,
         "A": torch.zeros(len(found), dtype=torch.float64),
-        "prior": {},
     }
 
 
@@ -115,10 +109,11 @@ def test_weights_by_hand():
     """
     found = ClientIndex(torch.eye(2), None, [1, 3], [0, 1])
     stage, state = WeighBySimilarity(found, gamma=0.5), begun(WeighBySimilarity(found), found)
-    for factor in (1.0, 1.5):
-        scores, state = stage(state, [Report(0, 1), Report(1, 3)])
-        p = normalise(scores, [0, 1])
-        assert p[1] / p[0] == pytest.approx(3 * math.exp(factor * 0.5))
+    reports = [Report(id=0, size=1), Report(id=1, size=3)]
+    for times in (1.0, 1.5):
+        factor, state = stage(state, reports)
+        p = normalise(BySize()({}, reports)[0] + factor, [0, 1])
+        assert p[1] / p[0] == pytest.approx(3 * math.exp(times * 0.5))
 
 
 def test_the_recursion_is_the_explicit_sum():
@@ -180,15 +175,38 @@ def test_a_method_keeps_weights_of_its_own(toy):
         run(base("afl"), toy, 3),
         run(client2vec(base("afl"), index(), False, True, False, lam1=math.inf), toy, 3),
     )
-    assert same_base(plain, over) and over.state["weigh"]["prior"] == plain.state["weigh"]
-    assert isinstance(client2vec(base("feddyn"), index()).weigh.prior, BySize)
-    q = client2vec(base("q_ffl"), index()).weigh
-    assert (
-        q.needs_loss
-        and not q.late
-        and not q.overrides("measure")
-        and q.prior == base("q_ffl").weigh
+    assert same_base(plain, over) and over.state["weigh.0"] == plain.state["weigh.0"]
+    own, factor = client2vec(base("feddyn"), index()).weigh
+    assert own == BySize() and isinstance(factor, WeighBySimilarity)
+    q = client2vec(base("q_ffl"), index())
+    assert q.reads == {"received"} and q.weigh[:-1] == base("q_ffl").weigh
+
+
+WEIGHED = {
+    "fedavg": {},
+    "term": {"t": 0.7},
+    "afl": {"eta_lam": 0.4},
+    "q_ffl": {"q": 2.0},
+    "grp_fed": {"q": 3.0, "epochs": 1, "lr": 0.05},
+    "fedgcr": {"customization": False, "clusters": 2},
+}
+
+
+@pytest.mark.parametrize("name", WEIGHED)
+def test_the_factor_stands_on_top_of_any_base(toy, name):
+    """Round 1: p_i ~ (the base's own weight) exp(S_i / lambda_1), whatever the base is."""
+    found, lam1 = index(seed=5), 0.3
+    plain = run(base(name, **WEIGHED[name]), toy).records[0].weights
+    method = client2vec(base(name, **WEIGHED[name]), found, False, True, False, lam1=lam1)
+    assert method.weigh == (
+        *base(name, **WEIGHED[name]).weigh,
+        WeighBySimilarity(found, lam1=lam1),
     )
+    S = to_group(found.cosines(), found.sizes, [0, 1, 2, 3])
+    raw = torch.tensor(plain, dtype=torch.float64) * (S / lam1).exp()
+    got = run(method, toy).records[0].weights
+    assert got == pytest.approx((raw / raw.sum()).tolist(), rel=1e-9)
+    assert got != pytest.approx(plain, rel=1e-2)
 
 
 # -- (i): Eq. 1 ------------------------------------------------------------------------------------
@@ -300,11 +318,8 @@ def test_without_tau_it_is_uniform_sampling_itself(toy):
 
 # -- (iii): Eq. 4 ----------------------------------------------------------------------------------
 def turn(federation, stage, client=1):
-    model = stage.adapt(models.build("mlp", federation, seed=7, width=8), federation)
-    rng = torch.Generator().manual_seed(0)
-    local = Local(
-        federation.clients[client], federation, model, {}, 1, rng, Device("cpu"), (stage,), {}, {}
-    )
+    model = stage.adapt(mlp(federation), federation)
+    local = Local.of(federation, model, client=client, terms=(stage,))
     return local, Batch(local, federation.clients[client].train)
 
 
@@ -354,8 +369,8 @@ PERSONAL = ["per_fedavg", "pfedme", "lg_fedavg", "grp_fed"]
 @pytest.mark.parametrize("name", BASES)
 def test_without_weight_local_training_is_the_base_methods_bit_for_bit(toy, name):
     options = {"momentum": 0.9, "weight_decay": 1e-2, "participation": 3}
-    plain = run(base(name, **options), toy)
-    over = run(client2vec(base(name, **options), index(), False, False, True, weight=0.0), toy)
+    plain = run(base(name, **options), toy, 2)
+    over = run(client2vec(base(name, **options), index(), False, False, True, weight=0.0), toy, 2)
     assert same_base(plain, over) and set(over.params) - set(plain.params) == {
         f"client2vec.{n}" for n in ("P.weight", "head.weight", "head.bias")
     }
@@ -374,7 +389,7 @@ def test_every_method_can_be_wrapped_in_all_three(toy, name):
 
 @pytest.mark.parametrize("name", PERSONAL)
 def test_methods_with_personal_models_can_be_wrapped_too(toy, name):
-    done = run(client2vec(base(name, participation=2, lr=0.05), index()), toy)
+    done = run(client2vec(base(name, participation=2, lr=0.05), index()), toy, 2)
     assert (
         all(t.isfinite().all() for t in done.params.values())
         and len(done.records[-1].personal_acc) == 4
@@ -387,7 +402,7 @@ def test_projection_and_its_classifier_are_averaged_with_the_model(toy):
     assert "client2vec.B" not in done.params
     for n in ("client2vec.P.weight", "client2vec.head.weight"):
         assert not torch.equal(done.params[n], start[n])
-    alone = dataclasses.replace(toy, clients=toy.clients[:1])
+    alone = only(toy, 0)
     mine = ClientIndex(index().feature[:1], index().label[:1], [8], [0])
     one = run(client2vec("fedavg", mine, **LOCAL), alone, 1)
     assert one.records[0].bytes_up > run(base("fedavg"), alone, 1).records[0].bytes_up + 4 * 6 * 8
@@ -407,7 +422,7 @@ def test_it_fits_models_that_other_stages_wrap(images):
 
 
 def test_a_head_of_two_layers_is_projected_before_it_one_without_any_is_refused(toy):
-    model = models.build("mlp", toy, seed=7, width=8)
+    model = mlp(toy)
     model.head = nn.Sequential(nn.Linear(8, 7), nn.ReLU(), nn.Linear(7, 3))
     done = run(client2vec("fedavg", index(), **LOCAL), toy, 1, model)
     assert done.params["client2vec.P.weight"].shape == (6, 8) and done.params[
@@ -424,12 +439,14 @@ def test_a_head_of_two_layers_is_projected_before_it_one_without_any_is_refused(
 def test_options_and_tables_choose_the_stages():
     def used(**options):
         m = methods.get("client2vec", **options)
-        return m.sample.tau, type(m.weigh).__name__, [type(o).__name__ for o in m.objective[1:]]
+        further = [[type(s).__name__ for s in stages[1:]] for stages in (m.weigh, m.objective)]
+        assert m.weigh[0] == BySize()
+        return m.sample.tau, *further
 
-    assert used() == (1.0, "WeighBySimilarity", ["IndependentFeatures"])
-    assert used(case_studies="i") == (1.0, "BySize", [])
-    assert used(case_studies="ii", strategy="federated") == (None, "WeighBySimilarity", [])
-    assert used(case_studies="index") == (None, "BySize", [])
+    assert used() == (1.0, ["WeighBySimilarity"], ["IndependentFeatures"])
+    assert used(case_studies="i") == (1.0, [], [])
+    assert used(case_studies="ii", strategy="federated") == (None, ["WeighBySimilarity"], [])
+    assert used(case_studies="index") == (None, [], [])
     assert (
         used(
             base="fedavgm", server_momentum=0.5, case_studies="i+ii", strategy="federated", tau=0.5
@@ -445,11 +462,10 @@ def test_options_and_tables_choose_the_stages():
         "client2vec", index_epochs=100, index_limit=50, variant="omit_orthogonal_loss"
     ).sample.index
     assert made == IndexSpec(epochs=100, limit=50, omit=("orth",))
-    assert (
-        methods.get("client2vec", variant="class_prototypes").weigh.index.kind == "class_prototypes"
-    )
-    only = methods.get("client2vec", variant="only_label_index", case_studies="i+ii")
-    assert only.sample.part == only.weigh.part == "label"
+    by_class = methods.get("client2vec", variant="class_prototypes")
+    assert by_class.weigh[1].index.kind == "class_prototypes"
+    label = methods.get("client2vec", variant="only_label_index", case_studies="i+ii")
+    assert label.sample.part == label.weigh[1].part == "label"
     assert (
         not methods.get("client2vec", variant="omit_orthogonal_regularization")
         .objective[1]
@@ -484,13 +500,10 @@ def test_wrong_settings_are_refused(toy):
 def test_what_is_exchanged_before_round_1_is_counted(toy):
     found = index()
     found.info |= {"bytes_up": 1000, "bytes_down": 50, "seconds": 2.5}
-    first, second = run(client2vec(base("fedavg"), found), toy).records
+    first, second = run(client2vec(base("fedavg"), found), toy, 2).records
     assert first.bytes_up - second.bytes_up == 1000
     assert first.bytes_down - second.bytes_down == 50 + 4 * (4 * 6 * 4)  # B^f to all
-    assert (
-        second.extra["sample.index_seconds"] == 2.5
-        and 0 <= second.extra["sample.nearest_domain_accuracy"] <= 1
-    )
+    assert second.log["index_seconds"] == 2.5 and 0 <= second.log["nearest_domain_accuracy"] <= 1
 
 
 def test_a_stopped_run_goes_on(toy, tmp_path):
@@ -514,7 +527,7 @@ def test_local_model_weights_follow_the_clients(toy):
         "client2vec", variant="local_model_weights", **LOCAL, participation=2, weight=1.0
     )
     assert isinstance(method.sample, Uniform) and not isinstance(method.sample, SampleBySimilarity)
-    assert isinstance(method.weigh, BySize) and not isinstance(method.weigh, Equal)
+    assert method.weigh == (BySize(),)
     done = run(method, toy, 4)
     state = done.state["objective.1"]
     assert state["rows"].shape == (4, 8 * 3 + 3)
@@ -548,7 +561,7 @@ def test_from_images_to_a_run_in_one_line(images):
     )
     done = run(method, images, 2, models.build("cnn", images, seed=7, width=4, hidden=8))
     assert done.params["client2vec.P.weight"].shape == (512, 8) and len(done.records) == 2
-    assert done.records[0].extra["sample.within_similarity"] <= 1
+    assert done.records[0].log["within_similarity"] <= 1
 
 
 def test_every_printed_row_is_a_run_that_can_be_built():

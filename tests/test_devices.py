@@ -9,6 +9,7 @@ import contextlib
 
 import pytest
 import torch
+from helpers import model_for
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -67,7 +68,7 @@ def unreadable(monkeypatch):
             torch, "bincount", lambda t, *a, minlength=0: torch.ones(minlength, device=t.device)
         )
         patch.setattr(
-            "fedbook.rounds.evaluation.score", lambda owner, clients, *a: NOTHING(clients)
+            "fedbook.rounds.evaluation.score", lambda owner, clients, **_: NOTHING(clients)
         )
         yield
 
@@ -79,31 +80,6 @@ def NOTHING(clients):
     from fedbook.rounds import Scores
 
     return Scores([1.0] * clients, [1.0] * clients, [1.0] * clients)
-
-
-def model_for(method, images):
-    prompted = {
-        "pt_fedavg": ("vpt", {"extra": 1}),
-        "pfedhn": ("vpt", {"extra": 1}),
-        "fedgcr": ("fedgc", {}),
-    }
-    prompted |= {
-        "fgpt": ("fgpt", {"groups": 4}),
-        "fed_dualprompt": ("fgpt", {"groups": 4, "learn_keys": True}),
-    }
-    if method in prompted:
-        name, options = prompted[method]
-        return models.build(name, images, backbone=tiny_vit(), **options)
-    return models.build("cnn", images, width=4, hidden=8)
-
-
-def tiny_vit():
-    from timm.models.vision_transformer import VisionTransformer
-
-    vit = VisionTransformer(
-        img_size=8, patch_size=4, embed_dim=12, depth=2, num_heads=2, num_classes=0
-    )
-    return vit.requires_grad_(False).eval()
 
 
 @pytest.mark.parametrize("name", methods.names())

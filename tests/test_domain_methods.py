@@ -6,61 +6,20 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import mlp, normed, only, resumed, run, same, vit
 from torch import nn
 
-from fedbook import FedbookError, Federation, methods, models, simulate
+from fedbook import FedbookError, Federation, methods, models
 from fedbook.methods.fedmix import MeanMixup, Means
 from fedbook.methods.harmofl import AmplitudeNorm, Normalised
+from fedbook.methods.quirks import PublishedMixup
 from fedbook.models.convnets import Classifier
-from fedbook.rounds import Batch, Device, Local, Objective, evaluate
-from fedbook.rounds.loop import count_bytes
-
-LOCAL = {"lr": 0.1, "batch_size": 4}
+from fedbook.rounds import Batch, Local, Objective, evaluate
+from fedbook.rounds.params import count_bytes
 
 
-def build(federation, name="mlp", **options):
-    return models.build(
-        name, federation, seed=7, **({"width": 8} if name == "mlp" else {}), **options
-    )
-
-
-def run(name, federation, rounds=1, model=None, **options):
-    method = methods.get(name, **{**LOCAL, **options})
-    return simulate(
-        method, federation, model or build(federation), rounds, device="cpu", quiet=True
-    ).run()
-
-
-def bits(a, b):
-    return (
-        all(torch.equal(a.params[n], b.params[n]) for n in a.params)
-        and a.params.keys() == b.params.keys()
-    )
-
-
-def normed(federation):
-    """A model with BatchNorm and without dropout."""
-    torch.manual_seed(0)
-    return Classifier(
-        nn.Sequential(nn.Flatten(), nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU()), 6, 3
-    )
-
-
-def vit(federation):
-    from timm.models.vision_transformer import VisionTransformer
-
-    torch.manual_seed(0)
-    frozen = VisionTransformer(
-        img_size=8, patch_size=4, embed_dim=12, depth=2, num_heads=2, num_classes=0
-    )
-    return frozen.requires_grad_(False).eval()
-
-
-def turn(federation, model, terms, client=0):
-    rng = torch.Generator().manual_seed(0)
-    return Local(
-        federation.clients[client], federation, model, {}, 1, rng, Device("cpu"), terms, {}, {}
-    )
+def cnn(federation):
+    return models.build("cnn", federation, seed=7, width=4, hidden=8)
 
 
 # -- FedSAM ----------------------------------------------------------------------------------------
@@ -94,9 +53,9 @@ class Quadratic(Objective):
 
 
 def quadratic_round(toy, rho, lr=0.1, start=(2.0, 0.5), **curvature):
-    alone, objective = dataclasses.replace(toy, clients=toy.clients[:1]), Quadratic(**curvature)
+    objective = Quadratic(**curvature)
     method = methods.get("fedsam", rho=rho, lr=lr, batch_size=100).replace(objective=(objective,))
-    done = simulate(method, alone, TwoTensors(*start), 1, device="cpu", quiet=True).run()
+    done = run(method, only(toy, 0), 1, TwoTensors(*start))
     return (done.params["a"].item(), done.params["b"].item()), objective.seen
 
 
@@ -121,30 +80,27 @@ def test_a_zero_gradient_perturbs_nothing(toy):
     assert w == (0, 0) and seen == [(0, 0), (0, 0)]
 
 
-@pytest.mark.parametrize("model", [build, normed])
+@pytest.mark.parametrize("model", [mlp, lambda federation: normed()])
 @pytest.mark.parametrize(
     "options", [{}, {"optimizer": "adamw", "lr": 0.01}, {"momentum": 0.9, "clip": 0.5}]
 )
 def test_fedsam_without_radius_is_fedavg_bit_for_bit(toy, model, options):
     a = run("fedavg", toy, 2, model(toy), epochs=2, **options)
     b = run("fedsam", toy, 2, model(toy), epochs=2, rho=0.0, **options)
-    assert bits(a, b) and a.records[-1].train_acc == b.records[-1].train_acc
+    assert same(a, b) and a.records[-1].train_acc == b.records[-1].train_acc
 
 
 def test_sam_counts_batchnorm_once_and_reads_it_at_w(toy):
-    a = run("fedavg", toy, 1, normed(toy), lr=0.0)
-    b = run("fedsam", toy, 1, normed(toy), lr=0.0, rho=1.0)
-    assert (
-        bits(a, b)
-        and b.params["features.2.num_batches_tracked"].item() == len(toy.clients[0].train) // 4
-    )
+    a = run("fedavg", toy, 1, normed(), lr=0.0)
+    b = run("fedsam", toy, 1, normed(), lr=0.0, rho=1.0)
+    assert same(a, b)
+    assert b.params["features.2.num_batches_tracked"].item() == len(toy.clients[0].train) // 4
 
 
 def test_a_step_of_sam_written_out(toy):
     """Cross-entropy through the loop: the second pass must not see what the first one cached."""
-    alone = dataclasses.replace(toy, clients=toy.clients[:1])
-    got = run("fedsam", alone, rho=0.7, lr=0.3, batch_size=100)
-    model, index = build(toy), toy.clients[0].train
+    got = run("fedsam", only(toy, 0), rho=0.7, lr=0.3, batch_size=100)
+    model, index = mlp(toy), toy.clients[0].train
 
     def gradient():
         return torch.autograd.grad(
@@ -230,15 +186,11 @@ def test_normalised_pixels_are_read_before_their_normalisation(images):
 
 
 def test_harmofl_without_its_two_parts_is_fedavg_and_without_the_first_fedsam(images):
-    def model():
-        return build(images, "cnn", width=4, hidden=8)
-
-    fedavg = run("fedavg", images, 2, model())
-    assert bits(fedavg, run("harmofl", images, 2, model(), alpha=0.0, amplitude=False))
-    assert bits(
-        run("fedsam", images, 2, model()), run("harmofl", images, 2, model(), amplitude=False)
-    )
-    both = run("harmofl", images, 2, model())
+    model = cnn(images)
+    fedavg = run("fedavg", images, 2, model)
+    assert same(fedavg, run("harmofl", images, 2, model, alpha=0.0, amplitude=False))
+    assert same(run("fedsam", images, 2, model), run("harmofl", images, 2, model, amplitude=False))
+    both = run("harmofl", images, 2, model)
     assert not torch.equal(both.params["model.head.weight"], fedavg.params["head.weight"])
 
 
@@ -263,11 +215,11 @@ def test_harmofl_normalises_at_test_time_too(images):
 
 
 def test_amplitudes_are_sent_once_and_no_features_of_other_images_are_used(images):
-    done = run("harmofl", images, 2, models.build("linear_probe", images, backbone=vit(images)))
+    done = run("harmofl", images, 2, models.build("linear_probe", images, backbone=vit()))
     one, two = done.records
     A = 6 * 4 * 3 * 8 * 5
     assert one.bytes_up - two.bytes_up == one.bytes_down - two.bytes_down == A
-    assert set(done.params) == {"model.head.weight", "model.head.bias"} and done.extra == {}
+    assert set(done.params) == {"model.head.weight", "model.head.bias"} and done.precomputed == {}
     assert two.bytes_down == 6 * count_bytes(done.params)
 
 
@@ -278,7 +230,7 @@ def test_harmofl_needs_images(toy):
 
 
 # -- FedMix ----------------------------------------------------------------------------------------
-def only(x, y):
+def one_mean(x, y):
     """One mean, given."""
     means = Means.__new__(Means)
     nn.Module.__init__(means)
@@ -291,7 +243,7 @@ def smooth(federation):
     return Classifier(nn.Sequential(nn.Linear(5, 6), nn.Tanh()), 6, 3).double()
 
 
-def mixed(toy, lam, index, **options):
+def mixed(toy, lam, index, stage=MeanMixup):
     """(the model, the objective on these samples with one fixed mean, that mean)."""
     double = dataclasses.replace(toy, x=toy.x.double())
     model, g = smooth(toy), torch.Generator().manual_seed(2)
@@ -299,9 +251,9 @@ def mixed(toy, lam, index, **options):
         torch.randn(5, generator=g, dtype=torch.float64),
         torch.tensor([0.2, 0.5, 0.3]).double(),
     )
-    model.fedmix = only(xbar, ybar)
-    term = MeanMixup(lam, **options)
-    local = turn(double, model, (term,))
+    model.fedmix = one_mean(xbar, ybar)
+    term = stage(lam)
+    local = Local.of(double, model, terms=(term,))
     return (
         model,
         term(local, Batch(local, index), {}, {}),
@@ -343,8 +295,10 @@ def test_the_third_term_is_divided_by_the_batch_once(toy):
 
 
 def test_fedmix_as_coded_by_hand(toy):
+    method = methods.get("fedmix", lam=0.2, mean_of=3, quirks=("fedmix_as_coded",))
+    assert method.objective == (PublishedMixup(0.2, 3),)
     lam, index = 0.2, toy.clients[0].train[:4]
-    model, got, (x, y, xbar, _) = mixed(toy, lam, index, as_coded=True)
+    model, got, (x, y, xbar, _) = mixed(toy, lam, index, PublishedMixup)
     x = ((1 - lam) * x).requires_grad_()
     ce = F.cross_entropy(model(x), y)
     (slope,) = torch.autograd.grad((1 - lam) * ce, x)  # already divided by 4
@@ -352,14 +306,9 @@ def test_fedmix_as_coded_by_hand(toy):
 
 
 def test_fedmix_without_mixing_is_fedavg_bit_for_bit(images):
-    def model():
-        return build(images, "cnn", width=4, hidden=8)
-
-    a, b = (
-        run("fedavg", images, 2, model(), epochs=2),
-        run("fedmix", images, 2, model(), epochs=2, lam=0.0),
-    )
-    assert bits(a, b) and a.records[-1].train_acc == b.records[-1].train_acc
+    a = run("fedavg", images, 2, cnn(images), epochs=2)
+    b = run("fedmix", images, 2, cnn(images), epochs=2, lam=0.0)
+    assert same(a, b) and a.records[-1].train_acc == b.records[-1].train_acc
 
 
 def test_means_cover_everybody_and_hide_single_samples(toy):
@@ -390,7 +339,7 @@ def test_fedmix_sees_the_image_through_a_frozen_vit(images, name):
     """Attention must be differentiated twice, and cached features have no derivative in the
     image.
     """
-    model = models.build(name, images, seed=3, backbone=vit(images))
+    model = models.build(name, images, seed=3, backbone=vit())
     before = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
     done = run("fedmix", images, 1, model, lam=0.3)
     assert all(
@@ -410,23 +359,11 @@ def test_fedmix_refuses_what_cannot_be_averaged(toy):
 @pytest.mark.parametrize("name", ["fedsam", "harmofl", "fedmix"])
 def test_a_resumed_run_ends_with_the_same_bits(name, images, tmp_path):
     straight = run(name, images, 4, participation=3)
-    for rounds in (2, 4):
-        method = methods.get(name, participation=3, **LOCAL)
-        again = simulate(
-            method,
-            images,
-            build(images),
-            rounds,
-            device="cpu",
-            checkpoint=tmp_path / "run",
-            quiet=True,
-        ).run()
-    assert bits(straight, again)
+    again = resumed(name, images, tmp_path / "run", participation=3)
+    assert same(straight, again)
     a, b = ([dataclasses.replace(r, seconds=0.0) for r in x.records] for x in (straight, again))
     assert a == b
-    finished = simulate(
-        method, images, build(images), 4, device="cpu", checkpoint=tmp_path / "run", quiet=True
-    ).run()
+    finished = resumed(name, images, tmp_path / "run", rounds=(4,), participation=3)
     scores = evaluate(finished.model, images, device="cpu")
     assert scores.acc == straight.records[-1].test_acc
 

@@ -5,38 +5,42 @@ import math
 
 import pytest
 import torch
+from helpers import LOCAL, mlp, near, resumed, run, same, traffic
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedbook import FedbookError, methods, models, simulate
-from fedbook.methods.afl import Agnostic, Stateless, project
+from fedbook import FedbookError, methods
+from fedbook.methods.afl import Agnostic, project
 from fedbook.methods.q_ffl import DynamicStep, LossPower
+from fedbook.methods.quirks import PublishedStep, Stateless
 from fedbook.methods.term import Tilt, tilted
-from fedbook.rounds import Equal, Report
-from fedbook.rounds.weights import normalise
-
-LOCAL = {"lr": 0.1, "batch_size": 4}
-
-
-def run(name, federation, rounds=1, **options):
-    model = models.build("mlp", federation, seed=7, width=8)
-    return simulate(
-        methods.get(name, **{**LOCAL, **options}), federation, model, rounds, quiet=True
-    ).run()
-
-
-def same(a, b, atol=1e-6):
-    return all(torch.allclose(a.params[n], b.params[n], atol=atol) for n in a.params)
+from fedbook.rounds import BySize, Equal, Report, evaluate
+from fedbook.rounds.weights import add, normalise
 
 
 def reports(*clients):
-    """(size, loss) of clients 0, 1, ..."""
-    return [Report(i, n, loss, loss) for i, (n, loss) in enumerate(clients)]
+    """(size, loss) of clients 0, 1, ..., the same loss before and during training."""
+    found = []
+    for i, (n, loss) in enumerate(clients):
+        found.append(Report(id=i, size=n, loss=loss, train_loss=loss))
+    return found
 
 
 def shares(stage, clients, state=None):
-    scores, state = stage(state or {}, reports(*clients))
-    return normalise(scores, range(len(clients))), state
+    """The weights of one factor, or of a tuple of them, and the state of the last."""
+    total = torch.zeros(len(clients), dtype=torch.float64)
+    for factor in stage if isinstance(stage, tuple) else (stage,):
+        scores, after = factor(state or {}, reports(*clients))
+        total = add(total, scores)
+    return normalise(total, range(len(clients))), after
+
+
+def uniform(federation, rounds):
+    return run(methods.get("fedavg", **LOCAL).replace(weigh=(Equal(),)), federation, rounds)
+
+
+def term(t):
+    return methods.get("term", t=t).weigh
 
 
 losses = st.lists(st.floats(1e-3, 20), min_size=1, max_size=8)
@@ -125,12 +129,8 @@ def test_afl_equal_losses_change_nothing(values, eta):
 
 
 def test_afl_without_a_step_is_fedavg_or_the_uniform_mean(toy):
-    plain = methods.get("fedavg", **LOCAL)
-    assert same(run("afl", toy, 3, eta_lam=0.0), run("fedavg", toy, 3))
-    uniform = simulate(
-        plain.replace(weigh=Equal()), toy, models.build("mlp", toy, seed=7, width=8), 3, quiet=True
-    )
-    assert same(run("afl", toy, 3, eta_lam=0.0, start="uniform"), uniform.run())
+    assert near(run("afl", toy, 3, eta_lam=0.0), run("fedavg", toy, 3))
+    assert near(run("afl", toy, 3, eta_lam=0.0, start="uniform"), uniform(toy, 3))
     with pytest.raises(FedbookError, match="start"):
         methods.get("afl", start="middle")
 
@@ -142,15 +142,12 @@ def test_stateless_afl_forgets():
     for _ in range(2):
         w, state = shares(Stateless(0.1), [(10, 2.0), (30, 1.0)])
         assert w == pytest.approx([0.3, 0.7]) and state == {}
-    assert methods.get("afl", stateless=True).weigh == Stateless(0.1)
+    assert methods.get("afl", quirks=("afl_stateless",)).weigh == (Stateless(0.1),)
 
 
 # -- q-FFL -----------------------------------------------------------------------------------------
 def test_q_ffl_without_fairness_is_the_uniform_mean_bit_for_bit(toy):
-    equal = methods.get("fedavg", **LOCAL).replace(weigh=Equal())
-    mean = simulate(equal, toy, models.build("mlp", toy, seed=7, width=8), 2, quiet=True).run()
-    q0 = run("q_ffl", toy, 2, q=0.0)
-    assert all(torch.equal(mean.params[n], q0.params[n]) for n in mean.params)
+    assert same(uniform(toy, 2), run("q_ffl", toy, 2, q=0.0))
 
 
 @pytest.mark.parametrize("q", [0.5, 1.0, 5.0])
@@ -158,7 +155,7 @@ def test_q_ffl_is_its_printed_formula(toy, q):
     """w - sum D_i / sum h_i, written out with powers, from what each client reaches when it is
     alone.
     """
-    model = models.build("mlp", toy, seed=7, width=8)
+    model = mlp(toy)
     start = {n: p.detach().clone() for n, p in model.named_parameters()}
     total, h, eta = {n: torch.zeros_like(p) for n, p in start.items()}, 0.0, LOCAL["lr"]
     for c in toy.clients:
@@ -170,7 +167,7 @@ def test_q_ffl_is_its_printed_formula(toy, q):
         total = {n: total[n] + F**q * G[n] for n in start}
     got = run("q_ffl", toy, q=q)
     assert all(torch.allclose(got.params[n], start[n] - total[n] / h, atol=1e-5) for n in start)
-    assert 0 < got.records[0].extra["update.step"] < 1
+    assert 0 < got.records[0].log["step"] < 1
 
 
 def step(stage, server, mean, clients, moves):
@@ -197,31 +194,24 @@ def test_q_ffl_as_coded_by_hand():
     h = (1 2 + 1 / 0.5) + (1 4 + 3 / 0.5) = 14, sum D = 3 (G_1 + G_2); the mean moved by 1, so G_1 +
     G_2 = 2 / 0.5 = 4.
     """
-    got = step(
-        DynamicStep(q=1.0, lr=0.5, as_coded=True), 3.0, 2.0, [(7, 1.0), (9, 3.0)], [1.0, 2.0]
-    )
+    stage = PublishedStep(q=1.0, lr=0.5, loss="training")
+    got = step(stage, 3.0, 2.0, [(7, 1.0), (9, 3.0)], [1.0, 2.0])
     assert got["w"] == pytest.approx(3 - 3 * 4 / 14)
-    method = methods.get("q_ffl", as_coded=True)
-    assert isinstance(method.weigh, Equal) and method.update.as_coded
+    method = methods.get("q_ffl", quirks=("q_ffl_as_coded",))
+    assert method.weigh == (Equal(),) and method.update == PublishedStep(loss="training")
 
 
 def test_q_ffl_as_coded_is_fedgcrs_code(toy):
     """h_i from norms not squared, summed over tensors; then every D_i with the last client's
     loss.
     """
-    model = models.build("mlp", toy, seed=7, width=8)
-    start, eta, q = {n: p.detach().clone() for n, p in model.named_parameters()}, LOCAL["lr"], 2.0
-    got = run("q_ffl", toy, q=q, as_coded=True)
-    total, h, last = (
-        {n: torch.zeros_like(p) for n, p in start.items()},
-        0.0,
-        got.records[0].train_loss[3],
-    )
+    start, eta, q = dict(mlp(toy).state_dict()), LOCAL["lr"], 2.0
+    got = run("q_ffl", toy, q=q, quirks=("q_ffl_as_coded",))
+    total, h = {n: torch.zeros_like(p) for n, p in start.items()}, 0.0
+    last = got.records[0].train_loss[3]
     for c in toy.clients:
-        alone, F = (
-            run("fedavg", dataclasses.replace(toy, clients=(c,))),
-            got.records[0].train_loss[c.id],
-        )
+        alone = run("fedavg", dataclasses.replace(toy, clients=(c,)))
+        F = got.records[0].train_loss[c.id]
         G = {n: (start[n] - alone.params[n]) / eta for n in start}
         h += q * F ** (q - 1) * sum(g.norm().item() for g in G.values()) + F**q / eta
         total = {n: total[n] + last**q * G[n] for n in start}
@@ -258,30 +248,36 @@ def test_q_ffl_needs_a_step_and_a_power():
 def test_term_by_hand():
     """p = (1/4, 3/4), F = (log 9, log 3), t = 1: 9/4 against 9/4."""
     clients = [(10, math.log(9)), (30, math.log(3))]
-    assert shares(Tilt(1.0), clients)[0] == pytest.approx([0.5, 0.5])
-    w, state = shares(Tilt(2.0), clients)
+    assert shares(term(1.0), clients)[0] == pytest.approx([0.5, 0.5])
+    w, state = shares(term(2.0), clients)
     assert w == pytest.approx([0.75, 0.25])
     assert state["log"]["tilted_loss"] == pytest.approx(math.log(81 / 4 + 27 / 4) / 2)
 
 
+def test_term_is_two_factors():
+    """p_i e^{t F_i} is n_i / sum n times the tilt, so the tilt alone knows nothing of sizes."""
+    assert methods.get("term", t=0.3).weigh == (BySize(), Tilt(0.3))
+    clients = [(10, math.log(9)), (30, math.log(3))]
+    assert shares(Tilt(1.0), clients)[0] == pytest.approx([0.75, 0.25])
+
+
 def test_term_at_zero_is_fedavg_bit_for_bit(toy):
-    a, b = run("fedavg", toy, 2), run("term", toy, 2, t=0.0)
-    assert all(torch.equal(a.params[n], b.params[n]) for n in a.params)
-    assert same(run("term", toy, 2, t=1e-6), a)
+    a = run("fedavg", toy, 2)
+    assert same(a, run("term", toy, 2, t=0.0)) and near(run("term", toy, 2, t=1e-6), a)
 
 
 def test_term_limits_and_overflow():
     clients = [(10, 700.0), (10, 1.0), (10, 650.0)]
-    assert shares(Tilt(1e3), clients)[0] == [1, 0, 0]
-    assert shares(Tilt(-1e3), clients)[0] == [0, 1, 0]
-    assert shares(Tilt(5.0), [(10, 2.0), (30, 2.0)])[0] == pytest.approx([0.25, 0.75])
+    assert shares(term(1e3), clients)[0] == [1, 0, 0]
+    assert shares(term(-1e3), clients)[0] == [0, 1, 0]
+    assert shares(term(5.0), [(10, 2.0), (30, 2.0)])[0] == pytest.approx([0.25, 0.75])
 
 
 @settings(max_examples=30, deadline=None)
 @given(losses, st.floats(-20, 20), st.floats(0, 100))
 def test_term_ignores_a_constant(values, t, constant):
-    here, _ = shares(Tilt(t), [(i + 1, v) for i, v in enumerate(values)])
-    there, _ = shares(Tilt(t), [(i + 1, v + constant) for i, v in enumerate(values)])
+    here, _ = shares(term(t), [(i + 1, v) for i, v in enumerate(values)])
+    there, _ = shares(term(t), [(i + 1, v + constant) for i, v in enumerate(values)])
     assert here == pytest.approx(there, abs=1e-9)
 
 
@@ -300,7 +296,7 @@ def test_tilted_loss_rises_with_t_from_the_least_to_the_largest(values, s, t):
 
 
 def test_term_from_the_training_loss(toy):
-    late = run("term", toy, t=2.0, training_loss=True).records[0]
+    late = run("term", toy, t=2.0, quirks=("term_training_loss",)).records[0]
     score = [math.log(len(c.train)) + 2 * late.train_loss[c.id] for c in toy.clients]
     assert late.weights == pytest.approx(normalise(score, range(4)))
     assert late.weights != pytest.approx(run("term", toy, t=2.0).records[0].weights, abs=1e-4)
@@ -308,30 +304,25 @@ def test_term_from_the_training_loss(toy):
 
 # -- all three -------------------------------------------------------------------------------------
 FAIR = {
-    "afl": [{}, {"stateless": True}],
-    "q_ffl": [{}, {"as_coded": True}],
-    "term": [{"t": 1.0}, {"t": 0.01, "training_loss": True}],
+    "afl": [{}, {"quirks": ("afl_stateless",)}],
+    "q_ffl": [{}, {"quirks": ("q_ffl_as_coded",)}],
+    "term": [{"t": 1.0}, {"t": 0.01, "quirks": ("term_training_loss",)}],
 }
 
 
 @pytest.mark.parametrize("name,options", [(n, o) for n in FAIR for o in FAIR[n]])
 def test_a_resumed_run_ends_with_the_same_bits(name, options, toy, tmp_path):
     straight = run(name, toy, 4, participation=3, **options)
-    for rounds in (2, 4):
-        model = models.build("mlp", toy, seed=7, width=8)
-        method = methods.get(name, participation=3, **LOCAL, **options)
-        again = simulate(method, toy, model, rounds, checkpoint=tmp_path / "run", quiet=True).run()
-    assert all(torch.equal(straight.params[n], again.params[n]) for n in straight.params)
+    again = resumed(name, toy, tmp_path / "run", participation=3, **options)
+    assert same(straight, again)
     assert [r.weights for r in straight.records] == [r.weights for r in again.records]
 
 
 @pytest.mark.parametrize("name", FAIR)
 def test_the_loss_is_the_only_number_more_that_is_sent(name, toy):
-    plain, fair = run("fedavg", toy).records[0], run(name, toy).records[0]
-    assert fair.bytes_down == plain.bytes_down
-    assert fair.bytes_up == plain.bytes_up + 4 * 4 + (
-        4 * 4 if name == "q_ffl" else 0
-    )  # and q-FFL's norm
+    ((up, down),) = traffic(run("fedavg", toy))
+    more = 4 * 4 + (4 * 4 if name == "q_ffl" else 0)  # and q-FFL's norm
+    assert traffic(run(name, toy)) == [(up + more, down)]
 
 
 @pytest.mark.parametrize("name", FAIR)
@@ -345,8 +336,6 @@ def test_the_worst_client_gains(name, toy):
     odd = dataclasses.replace(toy, y=y)
 
     def worst(method, **o):
-        from fedbook.rounds import evaluate
-
         return max(evaluate(run(method, odd, 12, **o).model, odd, part="train", device="cpu").loss)
 
     assert worst(name, **options) < worst("fedavg")

@@ -5,12 +5,13 @@ import dataclasses
 
 import pytest
 import torch
-from test_fgpt import LOCAL, build, counted, only, state
+from helpers import only, same
+from test_fgpt import build, counted, state
 from test_fgpt import run as run_method
 
-from fedbook import FedbookError, methods, simulate
+from fedbook import FedbookError
 from fedbook.methods.fed_dualprompt import KeyPull
-from fedbook.rounds import Batch, Device, Local
+from fedbook.rounds import Batch, Local
 
 
 def run(federation, rounds=1, model=None, name="fed_dualprompt", **options):
@@ -20,11 +21,8 @@ def run(federation, rounds=1, model=None, name="fed_dualprompt", **options):
 
 
 def turn(federation, model, term):
-    rng = torch.Generator().manual_seed(0)
-    extra = {k: v.clone() for k, v in model.precompute(federation).items()}
-    return Local(
-        federation.clients[0], federation, model, {}, 1, rng, Device("cpu"), (term,), {}, {}, extra
-    )
+    known = {k: v.clone() for k, v in model.precompute(federation).items()}
+    return Local.of(federation, model, terms=(term,), precomputed=known)
 
 
 def test_the_pull_by_hand(images):
@@ -34,8 +32,8 @@ def test_the_pull_by_hand(images):
     model = build(images, groups=2, learn_keys=True, centre=False, keys=torch.eye(12)[:2] * 5)
     term = KeyPull(0.5)
     local = turn(images, model, term)
-    local.extra["cls"][:2] = 0
-    local.extra["cls"][0, :2], local.extra["cls"][1, :2] = (
+    local.precomputed["cls"][:2] = 0
+    local.precomputed["cls"][0, :2], local.precomputed["cls"][1, :2] = (
         torch.tensor([3.0, 4.0]),
         torch.tensor([0.0, 2.0]),
     )
@@ -95,28 +93,18 @@ def test_the_pull_draws_keys_to_their_images(images):
     model = build(images, learn_keys=True)
     q = model.precompute(images)["cls"][torch.cat([c.train for c in images.clients])]
 
-    def nearest():
+    def nearest(model):
         return float(model.similarity(q).detach().amax(1).mean())
 
-    before = nearest()
-    run(images, 3, model)
-    assert nearest() > before + 0.05
+    before = nearest(model)
+    assert nearest(run(images, 3, model).model) > before + 0.05
 
 
 def test_a_resumed_run_ends_with_the_same_bits(images, tmp_path):
     straight = run(images, 4, participation=3)
     for rounds in (2, 4):
-        method = methods.get("fed_dualprompt", participation=3, **LOCAL)
-        again = simulate(
-            method,
-            images,
-            build(images, learn_keys=True),
-            rounds,
-            device="cpu",
-            quiet=True,
-            checkpoint=tmp_path / "run",
-        ).run()
-    assert all(torch.equal(straight.params[n], again.params[n]) for n in straight.params)
+        again = run(images, rounds, participation=3, checkpoint=tmp_path / "run")
+    assert same(straight, again)
 
 
 def test_fixed_keys_are_refused(images):

@@ -1,52 +1,27 @@
 """FedIIR: the mean gradient of the classifier, and the penalty on leaving it."""
 
-import dataclasses
-
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import LOCAL, mlp, only, run, same, traffic
 from torch import nn
 
-from fedbook import FedbookError, methods, models, simulate
+from fedbook import FedbookError, methods
 from fedbook.methods.fediir import GradientAlignment, classifier, head_gradient
-from fedbook.rounds import Batch, Device, Equal, Local, Report
-from fedbook.rounds.loop import count_bytes
-
-LOCAL = {"lr": 0.1, "batch_size": 4}
-
-
-def build(federation):
-    return models.build("mlp", federation, seed=7, width=8)
-
-
-def run(name, federation, rounds=1, **options):
-    return simulate(
-        methods.get(name, **{**LOCAL, **options}), federation, build(federation), rounds, quiet=True
-    ).run()
-
-
-def turn(federation, client, model, *terms):
-    rng = torch.Generator().manual_seed(0)
-    return Local(
-        federation.clients[client], federation, model, {}, 1, rng, Device("cpu"), terms, {}, {}
-    )
+from fedbook.rounds import Batch, Equal, Local, Report
+from fedbook.rounds.params import count_bytes
 
 
 @pytest.mark.parametrize("options", [{}, {"participation": 2, "momentum": 0.9}])
 def test_without_penalty_it_is_the_uniform_mean_bit_for_bit(toy, options):
-    method = methods.get("fedavg", **LOCAL, **options).replace(weigh=Equal())
-    mean = simulate(method, toy, build(toy), 3, quiet=True).run()
-    none, some = (
-        run("fediir", toy, 3, penalty=0.0, **options),
-        run("fediir", toy, 3, penalty=0.5, **options),
-    )
-    assert all(torch.equal(mean.params[n], none.params[n]) for n in mean.params)
-    assert not all(torch.equal(mean.params[n], some.params[n]) for n in mean.params)
+    mean = run(methods.get("fedavg", **LOCAL, **options).replace(weigh=(Equal(),)), toy, 3)
+    assert same(mean, run("fediir", toy, 3, penalty=0.0, **options))
+    assert not same(mean, run("fediir", toy, 3, penalty=0.5, **options))
 
 
 def test_the_head_gradient_is_its_closed_form(toy):
     """Of a linear head: (p - onehot)^T z / B, and its sum over samples for the bias."""
-    batch = Batch(turn(toy, 2, build(toy)), toy.clients[2].train)
+    batch = Batch(Local.of(toy, mlp(toy), client=2), toy.clients[2].train)
     weight, bias = head_gradient(batch)
     off = batch.logits.softmax(1) - F.one_hot(batch.y, 3)
     assert torch.allclose(weight, off.T @ batch.z / len(batch.y), atol=1e-6)
@@ -55,7 +30,7 @@ def test_the_head_gradient_is_its_closed_form(toy):
 
 def test_one_client_one_batch_no_memory_has_penalty_zero_at_first(toy):
     """ema = 0: g is the gradient of the very batch the client begins with."""
-    alone, seen = dataclasses.replace(toy, clients=toy.clients[:1]), []
+    seen = []
 
     class Noted(GradientAlignment):
         def __call__(self, local, batch, sent, memory):
@@ -64,7 +39,7 @@ def test_one_client_one_batch_no_memory_has_penalty_zero_at_first(toy):
 
     method = methods.get("fediir", ema=0.0, penalty=1.0, lr=0.5, batch_size=100, epochs=3)
     terms = (method.objective[0], Noted(1.0, 0.0, 100))
-    simulate(method.replace(objective=terms), alone, build(toy), 1, quiet=True).run()
+    run(method.replace(objective=terms), only(toy, 0))
     assert seen[0].item() < 1e-12 and seen[1].item() > 1e-6
 
 
@@ -72,12 +47,12 @@ def test_the_mean_is_over_all_batches_of_all_participants(toy):
     """Clients of 8, 12, 20, 40 samples in batches of 8: 1 + 2 + 3 + 5 batches, each counting the
     same.
     """
-    model = build(toy)
+    model = mlp(toy)
     done = run("fediir", toy, lr=0.0, ema=0.9, batch_size=8)
     grads = []
     for k, c in enumerate(toy.clients):
         for part in c.train.split(8):
-            grads.append(head_gradient(Batch(turn(toy, k, model), part)))
+            grads.append(head_gradient(Batch(Local.of(toy, model, client=k), part)))
     assert len(grads) == 11
     for got, parts in zip(done.state["objective.1"]["g"], zip(*grads)):
         assert torch.allclose(got, 0.1 * torch.stack(parts).mean(0), atol=1e-6)
@@ -86,7 +61,7 @@ def test_the_mean_is_over_all_batches_of_all_participants(toy):
 def test_the_server_remembers():
     """ema = 0.75: 0.75 8 + 0.25 (2 + 10) / (1 + 3) = 6.75."""
     reports = [
-        Report(i, 5, values={"head_gradient": [torch.tensor([s])], "batches": b})
+        Report(id=i, size=5, values={"head_gradient": [torch.tensor([s])], "batches": b})
         for i, (s, b) in enumerate([(2.0, 1), (10.0, 3)])
     ]
     state = GradientAlignment(ema=0.75).prepare({"g": [torch.tensor([8.0])]}, reports)
@@ -94,9 +69,9 @@ def test_the_server_remembers():
 
 
 def test_the_penalty_by_hand_and_through_second_derivatives(toy):
-    model, g = build(toy), torch.Generator().manual_seed(1)
+    model, g = mlp(toy), torch.Generator().manual_seed(1)
     stage = GradientAlignment(penalty=2.0)
-    local = turn(toy, 1, model, stage)
+    local = Local.of(toy, model, client=1, terms=(stage,))
     batch, mean = (
         Batch(local, toy.clients[1].train),
         [torch.randn(p.shape, generator=g) for p in classifier(model)],
@@ -125,21 +100,18 @@ def test_the_penalty_by_hand_and_through_second_derivatives(toy):
 
 
 def test_two_exchanges_are_counted(toy):
-    plain, done = run("fedavg", toy).records[0], run("fediir", toy).records[0]
-    head = count_bytes(list(build(toy).head.parameters()))
-    assert done.bytes_up - plain.bytes_up == 4 * (head + 8)
-    assert done.bytes_down - plain.bytes_down == 4 * head
+    ((up, down),) = traffic(run("fedavg", toy))
+    head = count_bytes(list(mlp(toy).head.parameters()))
+    assert traffic(run("fediir", toy)) == [(up + 4 * (head + 8), down + 4 * head)]
 
 
 def test_settings_and_models_that_do_not_fit_are_refused(toy):
     for bad in ({"ema": 1.0}, {"penalty": -1.0}):
         with pytest.raises(FedbookError, match="FedIIR"):
             methods.get("fediir", **bad)
-    model = build(toy)
+    model = mlp(toy)
     model.head = nn.Identity()
     with pytest.raises(FedbookError, match="head"):
-        simulate(methods.get("fediir"), toy, model, 1)
-    assert (
-        isinstance(methods.get("fediir").weigh, Equal)
-        and methods.get("fediir").objective[1].penalty == 1e-3
-    )
+        run("fediir", toy, 1, model)
+    method = methods.get("fediir")
+    assert method.weigh == (Equal(),) and method.objective[1].penalty == 1e-3

@@ -7,6 +7,8 @@ import math
 
 import pytest
 import torch
+from helpers import only, same, vit
+from helpers import run as run_method
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -22,39 +24,14 @@ from fedbook.rounds.weights import Weights
 LOCAL = {"epochs": 1, "batch_size": 8, "lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}
 
 
-def vit():
-    """A small ViT whose every part matters, the same each time."""
-    from timm.models.vision_transformer import VisionTransformer
-
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = VisionTransformer(
-            img_size=8, patch_size=4, embed_dim=12, depth=2, num_heads=2, num_classes=0
-        )
-        for p in net.parameters():
-            if p.ndim > 1:
-                nn.init.normal_(p, std=0.3)
-    return net
-
-
 def build(federation, name="fgpt", **options):
     usual = {"groups": 6, "layer": 2, "centre": True} if name == "fgpt" else {}
     return models.build(name, federation, seed=3, backbone=vit(), **(usual | options))
 
 
-def run(federation, rounds=1, model=None, name="fgpt", **options):
+def run(federation, rounds=1, model=None, name="fgpt", *, checkpoint=None, **options):
     method = methods.get(name, **(LOCAL | options))
-    return simulate(
-        method, federation, model or build(federation), rounds, device="cpu", quiet=True
-    ).run()
-
-
-def only(federation, i, samples=None):
-    """One client, with all or some of its training samples."""
-    client = federation.clients[i]
-    return dataclasses.replace(
-        federation, clients=(dataclasses.replace(client, train=client.train[:samples]),)
-    )
+    return run_method(method, federation, rounds, model or build(federation), checkpoint=checkpoint)
 
 
 def state(model):
@@ -67,7 +44,7 @@ def counted(model, federation, client):
 
 
 def report(id, size, counts, **values):
-    return Report(id, size, values={"counts": torch.tensor(counts), **values})
+    return Report(id=id, size=size, values={"counts": torch.tensor(counts), **values})
 
 
 # -- Algorithm 1, line 19 --------------------------------------------------------------------------
@@ -165,7 +142,7 @@ def test_one_group_is_pt_fedavg_with_a_prompt_at_layer_u(images):
 
 def test_fgpt_u_differs_only_when_tested(images):
     one, many = (run(images, 2, build(images, top_k=k)) for k in (1, 3))
-    assert all(torch.equal(one.params[n], many.params[n]) for n in one.params)
+    assert same(one, many)
     assert one.records[-1].test_loss != many.records[-1].test_loss
 
 
@@ -179,8 +156,8 @@ def test_usage_is_logged_and_counts_travel(images):
     for r in done.records:
         usage = sum(n[i] for i in r.participants)
         total += usage
-        assert r.extra["weigh.usage"] == usage.tolist() and sum(r.extra["weigh.usage"]) == 32
-        assert r.extra["weigh.total"] == total.tolist() and 1 < r.extra["weigh.effective"] <= 6
+        assert r.log["usage"] == usage.tolist() and sum(r.log["usage"]) == 32
+        assert r.log["total"] == total.tolist() and 1 < r.log["effective"] <= 6
         assert r.bytes_down == 2 * size and r.bytes_up == 2 * (size + 8 + 6 * 8)
     assert set(done.params) == {
         "prompts.1",
@@ -191,11 +168,10 @@ def test_usage_is_logged_and_counts_travel(images):
 
 
 def test_the_query_is_computed_once(images):
-    model = build(images)
     method = methods.get("fgpt", **LOCAL, participation=2)
-    sim = simulate(method, images, model, 2, device="cpu", quiet=True)
+    sim = simulate(method, images, build(images), 2, device="cpu", quiet=True)
     seen = []
-    model.backbone.patch_embed.register_forward_hook(
+    sim.model.backbone.patch_embed.register_forward_hook(
         lambda _, inputs, __: seen.append(len(inputs[0]))
     )
     sim.run()
@@ -222,7 +198,9 @@ def test_similarities_by_hand():
         "groups.1": e[0],
     }
     mean = {**server, "groups.0": e[1], "groups.1": e[1]}
-    reports = [Report(i, 5, values={"upload": u}) for i, u in enumerate((one, two))]
+    reports = []
+    for i, upload in enumerate((one, two)):
+        reports.append(Report(id=i, size=5, values={"upload": upload}))
     updated, state = PromptSimilarity()({}, server, mean, reports)
     assert updated is mean
     assert state["log"] == {
@@ -244,11 +222,7 @@ def test_table_11_is_logged_where_there_are_prompts(images):
     )
 
     def logged(**options):
-        return {
-            k.removeprefix("update.")
-            for k in run(images, **options).records[0].extra
-            if k.startswith("update.")
-        }
+        return {k for k in run(images, **options).records[0].log if "similarity" in k}
 
     assert logged(model=build(images, "vpt"), name="pt_fedavg") == {shared}
     assert logged(model=build(images, "vpt", extra=1, layer=2), name="pt_fedavg") == {shared, local}
@@ -261,17 +235,10 @@ def test_a_resumed_run_ends_with_the_same_bits(images, tmp_path):
     options = LOCAL | {"participation": 3, "pull": 1.0}
     straight = run(images, 4, build(images, learn_keys=True), **options)
     for rounds in (2, 4):
-        again = simulate(
-            methods.get("fgpt", **options),
-            images,
-            build(images, learn_keys=True),
-            rounds,
-            device="cpu",
-            quiet=True,
-            checkpoint=tmp_path / "run",
-        ).run()
-    assert all(torch.equal(straight.params[n], again.params[n]) for n in straight.params)
-    assert [r.extra for r in straight.records] == [r.extra for r in again.records]
+        model = build(images, learn_keys=True)
+        again = run(images, rounds, model, checkpoint=tmp_path / "run", **options)
+    assert same(straight, again)
+    assert [r.log for r in straight.records] == [r.log for r in again.records]
 
 
 def test_training_learns(images):
@@ -288,7 +255,7 @@ def test_the_prompted_query_is_that_of_shared_prompts_alone(images):
     assert not torch.allclose(m.query(x), m.frozen_cls(x), atol=1e-2)
     assert m.precompute(images) == {}
     done = run(images, 2, m)
-    assert sum(done.records[-1].extra["weigh.usage"]) == 96
+    assert sum(done.records[-1].log["usage"]) == 96
 
 
 class Pooled(nn.Module):
@@ -324,10 +291,9 @@ def test_a_selector_replaces_the_encoder_in_the_query_only(images):
         "head.bias",
         *(f"groups.{g}" for g in range(6)),
     }
-    assert all(torch.equal(t, before[n]) for n, t in net.state_dict().items())
+    assert same(dict(net.state_dict()), dict(before))
     assert (
-        done.records[0].extra["weigh.usage"]
-        == sum(counted(m, images, c) for c in images.clients).tolist()
+        done.records[0].log["usage"] == sum(counted(m, images, c) for c in images.clients).tolist()
     )
     with pytest.raises(FedbookError, match="choose one"):
         build(images, selector=Selector(net), prompted_query=True)
@@ -348,7 +314,7 @@ def test_fedmix_inside_fgpt(images, monkeypatch):
     assert (
         method.name == "fgpt"
         and method.objective == (MeanMixup(0.1),)
-        and method.weigh == GroupCounts()
+        and method.weigh == (GroupCounts(),)
     )
     a, b = run(images, 2), run(images, 2, base="fedmix", lam=0.0)
     assert all(torch.allclose(a.params[n], b.params[n], atol=1e-5) for n in a.params)
@@ -377,6 +343,22 @@ def test_learned_keys_move_half_way_to_their_own_mean():
     assert torch.allclose(
         updated["keys"], torch.tensor([[1.0, 1.5], [0.0, 1.0]])
     )  # mean (1, 3), then half way
+
+
+def test_the_successors_threshold_holds_for_its_keys_too():
+    """xcheck B2: group 0 was selected 4 times, not more than the threshold, so both clients' keys
+    count alike: (2, 4), half way from (1, 0). Group 1, selected 10 times, goes by counts 9 : 1.
+    """
+    old = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    sent = [torch.tensor([[0.0, 2.0], [1.0, 0.0]]), torch.tensor([[4.0, 6.0], [0.0, 1.0]])]
+    reports = []
+    for i, (counts, keys) in enumerate(zip(([3, 9], [1, 1]), sent)):
+        reports.append(report(i, 5, counts, upload={"keys": keys}))
+    updated, _ = AveragedKeys(0.5, threshold=4)({}, {"keys": old}, {"keys": old}, reports)
+    assert torch.allclose(updated["keys"], torch.tensor([[1.5, 2.0], [0.45, 0.55]]))
+    method = methods.get("fgpt", pull=1.0, threshold=50, key_ema=0.3)
+    assert method.update.threshold == method.weigh[0].threshold == 50
+    assert method.update.ema == 0.3
 
 
 def test_the_successors_keys_are_learned_where_they_are_used(images):

@@ -7,22 +7,21 @@ import math
 
 import pytest
 import torch
+from helpers import LOCAL, mlp, personal, run, same, traffic
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_personal_methods import LOCAL, personal, run, same
 
 from fedbook import FedbookError, methods, metrics, papers
 from fedbook.methods.grp_fed import (
     AdaptivePower,
     AdversarialLocal,
-    LateAdaptivePower,
     adapted,
     discriminator_loss,
     generator_loss,
 )
 from fedbook.papers.grp_fed import scales as paper
 from fedbook.rounds import Equal, LocalSolver, Report
-from fedbook.rounds.loop import count_bytes
+from fedbook.rounds.params import count_bytes
 from fedbook.rounds.weights import normalise
 
 QUICK = {"epochs": 2, "batch_size": 4, "lr": 0.05}
@@ -30,9 +29,8 @@ QUICK = {"epochs": 2, "batch_size": 4, "lr": 0.05}
 
 def weights(losses, q, eta_q=0.5, spread=None):
     stage = AdaptivePower(q, eta_q)
-    scores, state = stage(
-        {"q": q, "spread": spread}, [Report(i, 10 + i, v) for i, v in enumerate(losses)]
-    )
+    reports = [Report(id=i, size=10 + i, loss=v) for i, v in enumerate(losses)]
+    scores, state = stage({"q": q, "spread": spread}, reports)
     return normalise(scores, range(len(losses))), state
 
 
@@ -109,25 +107,21 @@ def test_a_large_power_takes_the_largest_loss_and_survives():
 
 def test_what_is_logged_each_round(toy):
     result = run("grp_fed", toy, 3, **QUICK)
-    logs = [r.extra for r in result.records]
-    assert logs[0]["weigh.q"] == 10.0
+    logs = [r.log for r in result.records]
+    assert logs[0]["q"] == 10.0
     for before, now, record in zip(logs, logs[1:], result.records[1:]):
-        moved = adapted(before["weigh.q"], before["weigh.spread"], now["weigh.spread"], 0.5)
-        assert now["weigh.q"] == pytest.approx(moved) and now["weigh.q"] != before["weigh.q"]
-        assert now["weigh.effective_clients"] == pytest.approx(
-            1 / sum(w**2 for w in record.weights)
-        )
-    assert 1 <= logs[-1]["weigh.effective_clients"] < 4
+        moved = adapted(before["q"], before["spread"], now["spread"], 0.5)
+        assert now["q"] == pytest.approx(moved) and now["q"] != before["q"]
+        assert now["effective_clients"] == pytest.approx(1 / sum(w**2 for w in record.weights))
+    assert 1 <= logs[-1]["effective_clients"] < 4
 
 
 def test_the_loss_is_that_of_the_received_model_or_of_the_last_epoch(toy):
     received, late = (
-        run("grp_fed", toy, 1, loss=x, q=2.0, **QUICK) for x in ("received", "last_epoch")
+        run("grp_fed", toy, 1, loss=x, q=2.0, **QUICK) for x in ("received", "training")
     )
     F = torch.nn.functional
-    from fedbook import models
-
-    model = models.build("mlp", toy, seed=7, width=8)
+    model = mlp(toy)
     with torch.no_grad():
         L = [
             F.cross_entropy(model(toy.inputs(c.train)), toy.y[c.train]).item() for c in toy.clients
@@ -139,17 +133,18 @@ def test_the_loss_is_that_of_the_received_model_or_of_the_last_epoch(toy):
     assert late.records[0].weights == pytest.approx(
         [v**2 / sum(u**2 for u in L) for v in L], rel=1e-4
     )
-    assert isinstance(methods.get("grp_fed", loss="last_epoch").weigh, LateAdaptivePower)
+    assert methods.get("grp_fed").reads == {"received"}
+    assert methods.get("grp_fed", loss="training").reads == {"training"}
     with pytest.raises(FedbookError, match="loss must be"):
-        methods.get("grp_fed", loss="last_batch")
+        run("grp_fed", toy, loss="last_batch", **QUICK)
 
 
 def test_without_power_the_global_model_is_the_uniform_mean_bit_for_bit(toy):
     """And whatever happens to the personal extractors leaves no trace in it."""
-    plain = methods.get("fedavg", momentum=0.9, **QUICK).replace(weigh=Equal())
+    plain = methods.get("fedavg", momentum=0.9, **QUICK).replace(weigh=(Equal(),))
     ours = run("grp_fed", toy, 3, q=0.0, eta_q=0.0, **QUICK)
-    assert same(ours.params, run(plain, toy, 3).params)
-    assert not same(ours.params, run("grp_fed", toy, 3, q=1.0, **QUICK).params)
+    assert same(ours, run(plain, toy, 3))
+    assert not same(ours, run("grp_fed", toy, 3, q=1.0, **QUICK))
 
 
 @settings(max_examples=50, deadline=None)
@@ -254,7 +249,7 @@ def test_the_classifier_is_fixed_in_the_local_step(toy):
 
     seen = []
     base = methods.get("grp_fed", **QUICK)
-    watched = Watched((), 0.5, "bce", 8, base.solve)
+    watched = Watched(beta=0.5, hidden=8, solve=base.solve)
     result = run(base.replace(personal=watched), toy, 2)
     assert seen == [0, 1, 2, 3] * 2
     assert torch.equal(personal(result, 1)["head.weight"], result.params["head.weight"]), (
@@ -266,13 +261,11 @@ def test_one_local_step_by_hand(toy):
     """beta = 1, one epoch of one batch: theta^l - eta grad of the cross-entropy under the received
     classifier.
     """
-    from fedbook import models
-
     n = len(toy.clients[0].train)
     result = run(
         "grp_fed", toy, 1, beta=1.0, epochs=1, batch_size=n, lr=0.1, momentum=0.0, participation=1.0
     )
-    model = models.build("mlp", toy, seed=7, width=8)
+    model = mlp(toy)
     index = toy.clients[0].train
     torch.nn.functional.cross_entropy(model(toy.inputs(index)), toy.y[index]).backward()
     wanted = {f"features.{k}": p - 0.1 * p.grad for k, p in model.features.named_parameters()}
@@ -300,17 +293,17 @@ def test_a_small_step_on_the_regulariser_makes_features_look_more_global(toy, ga
 
     change = []
     slow = LocalSolver(lr=1e-3, batch_size=40)
-    run(methods.get("fedavg").replace(personal=Watched((), 0.0, gan_loss, 8, slow)), toy, 1)
+    watched = Watched(beta=0.0, gan_loss=gan_loss, hidden=8, solve=slow)
+    run(methods.get("fedavg").replace(personal=watched), toy, 1)
     assert len(change) == 4 and max(change) < 0
 
 
 def test_extractors_and_discriminators_are_remembered_but_never_sent(toy):
-    ours, plain = run("grp_fed", toy, 2, **QUICK), run("fedavg", toy, 2, **QUICK)
-    for a, b in zip(ours.records, plain.records):
-        assert a.bytes_down == b.bytes_down == 4 * count_bytes(ours.params)
-        assert a.bytes_up == b.bytes_up + 4 * 4, "and every client's loss"
-    late = run("grp_fed", toy, 2, loss="last_epoch", **QUICK)
-    assert late.records[0].bytes_up == plain.records[0].bytes_up
+    ours = run("grp_fed", toy, 2, **QUICK)
+    plain = traffic(run("fedavg", toy, 2, **QUICK))
+    assert plain[0][1] == 4 * count_bytes(ours.params)
+    assert traffic(ours) == [(up + 4 * 4, down) for up, down in plain], "and every client's loss"
+    assert traffic(run("grp_fed", toy, 2, loss="training", **QUICK)) == plain
     kept = ours.memory[0]["personal"]
     assert (
         set(kept["extractor"]) == {"features.1.weight", "features.1.bias"}
@@ -323,7 +316,7 @@ def test_extractors_and_discriminators_are_remembered_but_never_sent(toy):
 def test_who_never_took_part_has_the_global_extractor(toy):
     result = run("grp_fed", toy, 1, participation=2, **QUICK)
     for i in range(4):
-        assert same(personal(result, i), result.params) == (i not in result.records[0].participants)
+        assert same(personal(result, i), result) == (i not in result.records[0].participants)
 
 
 @pytest.mark.parametrize("start", ["own", "received"])
@@ -345,9 +338,7 @@ def test_where_a_personal_extractor_starts(toy, start):
 def test_personal_extractors_fit_on_any_method(toy):
     base = methods.get("q_ffl", **LOCAL)
     result = run(base.replace(personal=AdversarialLocal(solve=base.solve)), toy, 2)
-    assert (
-        same(result.params, run(base, toy, 2).params) and len(result.records[-1].personal_f1) == 4
-    )
+    assert same(result, run(base, toy, 2)) and len(result.records[-1].personal_f1) == 4
 
 
 def test_wrong_settings():
@@ -398,7 +389,7 @@ def test_studies_change_one_thing_each():
             )
             method = r.experiment.build_method()
             if r.row["change"] == "as_printed" and r.row["on"]:
-                assert method.weigh.q == 10 and method.personal.start == "own"
+                assert method.weigh[0].q == 10 and method.personal.start == "own"
     own = {r.row["beta"]: r.experiment.key for r in papers.get("grp_fed/fig4_own").runs("laptop")}
     printed = papers.get("grp_fed/printed").runs("laptop")
     assert own[0.5] in {r.experiment.key for r in printed if r.row["change"] == "own_start"}, (

@@ -108,7 +108,17 @@ def test_mean_of_harmonic_means_never_exceeds_that_of_the_means(pairs):
 def record(acc, personal=None, f1=None, up=10, down=20):
     loss = [1.0] * len(acc) if acc else None
     return Record(
-        1, [0], [1.0], {0: 1.0}, {0: 0.5}, up, down, 0.1, loss, acc, f1, personal_acc=personal
+        round=1,
+        participants=[0],
+        weights=[1.0],
+        train_loss={0: 1.0},
+        train_acc={0: 0.5},
+        bytes_up=up,
+        bytes_down=down,
+        test_loss=loss,
+        test_acc=acc,
+        test_f1=f1,
+        personal_acc=personal,
     )
 
 

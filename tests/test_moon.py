@@ -7,44 +7,12 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from test_fgpt import vit
+from helpers import mlp, normed, resumed, run, same, traffic, vit
 from torch import nn
 
-from fedbook import FedbookError, methods, models, simulate
-from fedbook.methods.fedgcr import contrast
-from fedbook.methods.moon import ModelContrast, Projected
-from fedbook.models.convnets import Classifier
-from fedbook.rounds import Batch, Device, Local
-
-LOCAL = {"lr": 0.1, "batch_size": 4}
-
-
-def build(federation, name="mlp", **options):
-    return models.build(
-        name, federation, seed=7, **({"width": 8} if name == "mlp" else {}), **options
-    )
-
-
-def normed():
-    """A model with BatchNorm."""
-    torch.manual_seed(0)
-    return Classifier(
-        nn.Sequential(nn.Flatten(), nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Tanh()), 6, 3
-    )
-
-
-def run(name, federation, rounds=1, model=None, **options):
-    method = methods.get(name, **{**LOCAL, **options})
-    return simulate(
-        method, federation, model or build(federation), rounds, device="cpu", quiet=True
-    ).run()
-
-
-def bits(a, b):
-    return (
-        all(torch.equal(a.params[n], b.params[n]) for n in a.params)
-        and a.params.keys() == b.params.keys()
-    )
+from fedbook import FedbookError, methods, models
+from fedbook.methods.moon import ModelContrast, Projected, contrast
+from fedbook.rounds import Batch, Local
 
 
 # -- the term --------------------------------------------------------------------------------------
@@ -65,25 +33,13 @@ def test_equal_references_give_log_two_and_no_gradient():
 
 
 def turn(federation, model, term, memory):
-    rng = torch.Generator().manual_seed(0)
-    return Local(
-        federation.clients[1],
-        federation,
-        model,
-        {},
-        2,
-        rng,
-        Device("cpu"),
-        (term,),
-        {},
-        {"objective.0": memory},
-    )
+    memory = {"objective.0": memory}
+    return Local.of(federation, model, client=1, round=2, terms=(term,), memory=memory)
 
 
-@pytest.mark.parametrize("make", [normed, None])
-def test_references_are_the_two_models_in_eval_mode(toy, make):
-    make = make or (lambda: build(toy))
-    received, last = make(), make()
+@pytest.mark.parametrize("batchnorm", [True, False])
+def test_references_are_the_two_models_in_eval_mode(toy, batchnorm):
+    received, last = (normed(nn.Tanh) if batchnorm else mlp(toy) for _ in range(2))
     for p in last.parameters():
         p.data += 0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1))
     for m, n in ((received, 3), (last, 5)):  # statistics of their own
@@ -105,7 +61,7 @@ def test_references_are_the_two_models_in_eval_mode(toy, make):
     z = received.train().embed(batch.x)
     s = torch.stack([F.cosine_similarity(z, z_glob), F.cosine_similarity(z, z_prev)], 1) / 0.5
     expected = -s.log_softmax(1)[:, 0].mean()
-    if make is not normed:
+    if not batchnorm:
         assert term(local, batch, {}, memory).item() == pytest.approx(expected.item(), abs=1e-6)
     rows = torch.searchsorted(memory["index"], index)
     assert torch.allclose(memory["z"][rows], torch.stack([z_glob, z_prev], 1), atol=1e-6)
@@ -117,7 +73,7 @@ def test_references_are_the_two_models_in_eval_mode(toy, make):
 
 def by_hand(federation, mu, tau, rounds, epochs, lr):
     """Algorithm 1 of the paper in plain torch, one batch per epoch."""
-    server, previous = build(federation), {}
+    server, previous = mlp(federation), {}
     for _ in range(rounds):
         total = {n: torch.zeros_like(p) for n, p in server.state_dict().items()}
         for c in federation.clients:
@@ -148,37 +104,28 @@ def test_three_rounds_written_out(toy):
 
 
 # -- what it reduces to, what it keeps -------------------------------------------------------------
-@pytest.mark.parametrize("model", [build, lambda f: normed()])
-def test_without_its_term_it_is_fedavg_bit_for_bit(toy, model):
+@pytest.mark.parametrize("batchnorm", [True, False])
+def test_without_its_term_it_is_fedavg_bit_for_bit(toy, batchnorm):
     options = {"epochs": 2, "momentum": 0.9}
-    assert bits(
-        run("fedavg", toy, 3, model(toy), **options),
-        run("moon", toy, 3, model(toy), mu=0.0, **options),
-    )
+    model = normed(nn.Tanh) if batchnorm else mlp(toy)
+    plain = run("fedavg", toy, 3, model, **options)
+    assert same(plain, run("moon", toy, 3, model, mu=0.0, **options))
 
 
 def test_the_first_turn_of_a_client_is_fedavgs(toy):
     first, second = (
         [run(n, toy, rounds, epochs=2) for n in ("fedavg", "moon")] for rounds in (1, 2)
     )
-    assert bits(*first) and not bits(*second)
+    assert same(*first) and not same(*second)
 
 
 def test_nothing_more_travels(toy):
-    plain, done = run("fedavg", toy, 2), run("moon", toy, 2)
-    assert [(r.bytes_up, r.bytes_down) for r in plain.records] == [
-        (r.bytes_up, r.bytes_down) for r in done.records
-    ]
+    assert traffic(run("fedavg", toy, 2)) == traffic(run("moon", toy, 2))
 
 
 def test_a_resumed_run_ends_with_the_same_bits(toy, tmp_path):
     straight = run("moon", toy, 4, participation=2, epochs=2)
-    for rounds in (2, 4):
-        method = methods.get("moon", participation=2, epochs=2, **LOCAL)
-        again = simulate(
-            method, toy, build(toy), rounds, device="cpu", checkpoint=tmp_path / "run", quiet=True
-        ).run()
-    assert bits(straight, again)
+    assert same(straight, resumed("moon", toy, tmp_path / "run", participation=2, epochs=2))
 
 
 @pytest.mark.parametrize("name", ["vpt", "fgpt", "linear_probe"])
@@ -194,7 +141,7 @@ def test_it_works_on_prompts(images, name):
 
 # -- the projection head ---------------------------------------------------------------------------
 def test_the_projection_head_stands_between_features_and_classifier(toy):
-    inner = build(toy)
+    inner = mlp(toy)
     head = inner.head.weight.shape
     model = Projected(inner, 16, 3)
     x = toy.inputs(torch.arange(4))
@@ -204,7 +151,7 @@ def test_the_projection_head_stands_between_features_and_classifier(toy):
     assert not any(n.startswith("model.head") for n in names)
     assert {n.split(".")[0] for n in names} == {"model", "projection", "head"}
     a, b = (run("moon", toy, 2, projection=16) for _ in range(2))
-    assert bits(a, b) and set(a.params) == names
+    assert same(a, b) and set(a.params) == names
     assert all(not torch.equal(a.params[n], p) for n, p in model.named_parameters())
 
 
@@ -212,15 +159,16 @@ def test_a_projection_keeps_what_the_model_precomputes(images):
     done = run(
         "moon", images, 2, models.build("linear_probe", images, backbone=vit()), projection=5
     )
-    assert set(done.extra) == {"cls"}
+    assert set(done.precomputed) == {"cls"}
     assert {n.split(".")[0] for n in done.params} == {"projection", "head"}
 
 
 def test_mistakes_are_named(toy):
-    for options in ({"mu": -1.0}, {"tau": 0.0}):
-        with pytest.raises(FedbookError, match="positive tau"):
+    wrong = {"weight must be at least 0": {"mu": -1.0}, "tau must be positive": {"tau": 0.0}}
+    for message, options in wrong.items():
+        with pytest.raises(FedbookError, match=message):
             methods.get("moon", **options)
-    model = build(toy)
+    model = mlp(toy)
     model.head = nn.Sequential(model.head)
     with pytest.raises(FedbookError, match="linear head, got Sequential"):
         run("moon", toy, model=model, projection=4)

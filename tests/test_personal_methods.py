@@ -5,54 +5,28 @@ import dataclasses
 
 import pytest
 import torch
+from helpers import normed, only, personal, resumed, run, same, traffic
 from torch import nn
 
-from fedbook import FedbookError, Federation, methods, metrics, models, simulate
+from fedbook import FedbookError, Federation, methods, metrics
 from fedbook.models.convnets import Classifier
 from fedbook.papers.grp_fed.measures import local_tests
 from fedbook.rounds import Equal, Objective
-from fedbook.rounds.loop import count_bytes
+from fedbook.rounds.params import count_bytes
 
 LOCAL = {"lr": 0.05, "batch_size": 4}
 
 
-def run(method, federation, rounds=1, model=None, **options):
-    method = methods.get(method, **{**LOCAL, **options}) if isinstance(method, str) else method
-    model = model or models.build("mlp", federation, seed=7, width=8)
-    return simulate(method, federation, model, rounds, quiet=True).run()
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
-
-
-def personal(result, i):
-    """A client's own weights."""
-    model = result.personal_model(result.federation.clients[i])
-    return {n: p.detach().clone() for n, p in model.named_parameters()}
-
-
-def alone(federation, i):
-    return dataclasses.replace(federation, clients=(federation.clients[i],))
-
-
-def with_batchnorm():
-    torch.manual_seed(0)
-    return Classifier(nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU()), 6, 3)
-
-
 # -- Local -----------------------------------------------------------------------------------------
 def test_local_with_one_client_is_centralised_training(toy):
-    one = alone(toy, 3)
-    assert same(personal(run("local", one, 3), 0), run("fedavg", one, 3).params)
+    one = only(toy, 3)
+    assert same(personal(run("local", one, 3), 0), run("fedavg", one, 3))
 
 
 def test_local_clients_know_nothing_of_each_other(toy):
     together = run("local", toy, 3, momentum=0.9)
     for i in range(4):
-        assert same(
-            personal(together, i), personal(run("local", alone(toy, i), 3, momentum=0.9), 0)
-        )
+        assert same(personal(together, i), personal(run("local", only(toy, i), 3, momentum=0.9), 0))
 
 
 def test_local_sends_nothing(toy):
@@ -111,10 +85,10 @@ def test_lg_fedavg_sharing_nothing_is_local(toy):
 
 
 def test_lg_fedavg_sharing_everything_is_the_uniform_mean(toy):
-    everything = run("lg_fedavg", toy, 3, shared=("*",))
-    mean = run(methods.get("fedavg", **LOCAL).replace(weigh=Equal()), toy, 3)
+    everything = run("lg_fedavg", toy, 3, shared=("*",), **LOCAL)
+    mean = run(methods.get("fedavg", **LOCAL).replace(weigh=(Equal(),)), toy, 3)
     assert same(everything.params, mean.params) and not same(
-        mean.params, run("fedavg", toy, 3).params
+        mean.params, run("fedavg", toy, 3, **LOCAL).params
     )
 
 
@@ -149,7 +123,7 @@ def bowl(name, rounds=1, batches=1, **options):
     nn.init.zeros_(model.head.weight)
     options = {"batch_size": 4 // batches, **options}
     method = methods.get(name, **options).replace(objective=(Quadratic(),))
-    result = simulate(method, federation, model, rounds, quiet=True).run()
+    result = run(method, federation, rounds, model)
     server = result.params["head.weight"].flatten().clone()
     own = result.personal_model(federation.clients[0]).head.weight.detach().flatten()
     return server, own
@@ -172,8 +146,8 @@ def test_per_fedavg_without_an_inner_step_is_fedavg_bit_for_bit(toy, exact):
 
 
 def test_per_fedavg_leaves_running_statistics_to_the_outer_pass(toy):
-    a = run("per_fedavg", toy, 2, with_batchnorm(), alpha=0.0, exact=True, batch_size=4)
-    assert same(a.params, run("fedavg", toy, 2, with_batchnorm(), batch_size=4).params)
+    a = run("per_fedavg", toy, 2, normed(), alpha=0.0, exact=True, batch_size=4)
+    assert same(a.params, run("fedavg", toy, 2, normed(), batch_size=4).params)
 
 
 def test_per_fedavg_on_a_quadratic():
@@ -262,11 +236,9 @@ def test_pfedme_server_mixes():
 
 
 def test_pfedme_tests_the_personal_models_and_sends_only_w(toy):
-    result = run("pfedme", toy, 2, participation=2)
+    result = run("pfedme", toy, 2, participation=2, lr=0.05)
     taken = set().union(*(r.participants for r in result.records))
-    plain = run("fedavg", toy, 2, participation=2)
-    assert [r.bytes_up for r in result.records] == [r.bytes_up for r in plain.records]
-    assert [r.bytes_down for r in result.records] == [r.bytes_down for r in plain.records]
+    assert traffic(result) == traffic(run("fedavg", toy, 2, participation=2))
     for i in range(4):
         known = result.memory.get(i, {}).get("solve", {}).get("theta", result.params)
         assert same(personal(result, i), known) and (i in taken) == (known is not result.params)
@@ -294,25 +266,15 @@ OWN = [
 def test_a_resumed_run_ends_with_the_same_bits(name, options, toy, tmp_path):
     options = {**LOCAL, "participation": 3, **options}
     straight = run(name, toy, 4, **options)
-    for rounds in (2, 4):
-        model = models.build("mlp", toy, seed=7, width=8)
-        again = simulate(
-            methods.get(name, **options),
-            toy,
-            model,
-            rounds,
-            checkpoint=tmp_path / "run",
-            quiet=True,
-        )
-        again.run()
-    assert same(straight.params, again.params)
+    again = resumed(name, toy, tmp_path / "run", **options)
+    assert same(straight, again)
     assert all(same(personal(straight, i), personal(again, i)) for i in range(4))
     assert straight.records[-1].personal_f1 == again.records[-1].personal_f1
 
 
 @pytest.mark.parametrize("name,options", OWN)
 def test_running_statistics_do_not_get_in_the_way(name, options, toy):
-    result = run(name, toy, 2, with_batchnorm(), **options)
+    result = run(name, toy, 2, normed(), **{**LOCAL, **options})
     own = result.personal_model(toy.clients[1])
     assert all(torch.isfinite(t).all() for t in own.state_dict().values())
-    assert own.features[1].num_batches_tracked > 0
+    assert own.features[2].num_batches_tracked > 0

@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 import torch
-from test_fgpt import LOCAL, only, vit
+from helpers import only, same, vit
+from test_fgpt import LOCAL
 from torch import nn
 
 from fedbook import FedbookError, methods, models, simulate
@@ -48,9 +49,11 @@ def reports(state, ids, seed=0):
     g = torch.Generator().manual_seed(seed)
     sizes = state["shapes"]
     total = sum(torch.Size(s).numel() for s in sizes.values())
-    return [
-        Report(i, 10, values={"upload": shape(torch.randn(total, generator=g), sizes)}) for i in ids
-    ]
+    found = []
+    for i in ids:
+        upload = shape(torch.randn(total, generator=g), sizes)
+        found.append(Report(id=i, size=10, values={"upload": upload}))
+    return found
 
 
 # -- the server's step -----------------------------------------------------------------------------
@@ -195,7 +198,7 @@ def test_prompts_come_from_the_server_and_the_head_is_averaged(images):
             .params
         )
         expected = expected + share * after["head.weight"]
-        moved.append(Report(c.id, 0, values={"upload": after}))
+        moved.append(Report(id=c.id, size=0, values={"upload": after}))
     sim.run()
     assert torch.allclose(sim.params["head.weight"], expected, atol=1e-6)
     _, new = update(state, {}, {}, moved)
@@ -248,7 +251,7 @@ def test_a_resumed_run_ends_with_the_same_bits(images, tmp_path):
             quiet=True,
             checkpoint=tmp_path / "run",
         ).run()
-    assert all(torch.equal(straight.params[n], again.params[n]) for n in straight.params)
+    assert same(straight, again)
     assert torch.equal(straight.state["update"]["v"], again.state["update"]["v"])
     assert straight.records[-1].personal_loss == again.records[-1].personal_loss
 

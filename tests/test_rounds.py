@@ -6,33 +6,22 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import mlp, model_for, near, normed, run, same, vit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from fedbook import FedbookError, methods, models, simulate
+from fedbook.methods.client_index import ClientIndex
 from fedbook.models.convnets import Classifier
-from fedbook.rounds import BySize, Equal, LocalSolver, Personal, Uniform, Weigh, evaluate
-from fedbook.rounds.loop import count_bytes, generator, shared_state
+from fedbook.rounds import BySize, Equal, LocalSolver, Personal, Replace, Uniform, Weigh, evaluate
+from fedbook.rounds.params import count_bytes, shared_state
+from fedbook.rounds.seeds import generator
 from fedbook.rounds.weights import WeightedSum, Weights, normalise
 
 
-def weights_of(model):
-    return {n: t.clone() for n, t in model.state_dict().items()}
-
-
-def one_round(method, federation, seed=0, **options):
-    run = simulate(
-        method,
-        federation,
-        models.build("linear", federation, seed=7),
-        rounds=1,
-        seed=seed,
-        quiet=True,
-        **options,
-    )
-    run.run()
-    return run
+def one_round(method, federation):
+    return run(method, federation, 1, models.build("linear", federation, seed=7))
 
 
 # -- weights ---------------------------------------------------------------------------------------
@@ -86,12 +75,12 @@ def test_full_batch_fedavg_is_one_centralised_gradient_step(toy):
     """E = 1, full batch, everybody: sum p_k (w - eta g_k) is gradient descent on the pooled
     data.
     """
-    run = one_round(methods.get("fedavg", lr=0.3, batch_size=1000), toy)
+    done = one_round(methods.get("fedavg", lr=0.3, batch_size=1000), toy)
     model = models.build("linear", toy, seed=7)
     index = torch.cat([c.train for c in toy.clients])
     F.cross_entropy(model(toy.inputs(index)), toy.y[index]).backward()
     for name, p in model.named_parameters():
-        assert torch.allclose(run.params[name], p.detach() - 0.3 * p.grad, atol=1e-6)
+        assert torch.allclose(done.params[name], p.detach() - 0.3 * p.grad, atol=1e-6)
 
 
 def test_two_clients_by_hand():
@@ -119,32 +108,40 @@ def test_two_clients_by_hand():
         def forward(self, x):
             return self.embed(x)
 
-    run = simulate(
+    done = simulate(
         methods.get("fedavg", lr=1.0, batch_size=10), fed, Scalar(), rounds=1, quiet=True
     ).run()
     # at w = 0 both classes have probability 1/2: client 0 moves by -1/2 * 1, client 1 by +1/2 * 2;
     # weights 1/4 and 3/4
-    assert run.params["w"].item() == pytest.approx(0.25 * -0.5 + 0.75 * 1.0)
-    assert run.records[0].weights == pytest.approx([0.25, 0.75])
-    assert run.records[0].train_loss[0] == pytest.approx(math.log(2))
+    assert done.params["w"].item() == pytest.approx(0.25 * -0.5 + 0.75 * 1.0)
+    assert done.records[0].weights == pytest.approx([0.25, 0.75])
+    assert done.records[0].train_loss[0] == pytest.approx(math.log(2))
+
+
+class Keeping(Replace):
+    """Remembers what the first participant sent."""
+
+    def __call__(self, state, server, mean, reports):
+        return mean, reports[0]["upload"]
 
 
 def test_one_client_gives_its_own_weights(toy):
     alone = dataclasses.replace(toy, clients=toy.clients[2:3])
-    run = one_round(methods.get("fedavg", lr=0.1, batch_size=4), alone)
-    assert all(torch.equal(run.params[n], t) for n, t in run.live.items())
+    method = methods.get("fedavg", lr=0.1, batch_size=4).replace(update=Keeping(uploads=True))
+    done = one_round(method, alone)
+    assert same(done, done.state["update"])
 
 
 def test_nothing_moves_without_a_step(toy):
-    run = one_round(methods.get("fedavg", lr=0.0), toy)
+    done = one_round(methods.get("fedavg", lr=0.0), toy)
     before = models.build("linear", toy, seed=7).state_dict()
-    assert all(torch.allclose(run.params[n], before[n], atol=1e-7) for n in before)
+    assert all(torch.allclose(done.params[n], before[n], atol=1e-7) for n in before)
 
 
 def test_fedavgm_without_momentum_is_fedavg(toy):
     a = one_round(methods.get("fedavg", lr=0.1, batch_size=4), toy)
     m = one_round(methods.get("fedavgm", server_momentum=0.0, lr=0.1, batch_size=4), toy)
-    assert all(torch.allclose(a.params[n], m.params[n], atol=1e-6) for n in a.params)
+    assert near(a, m)
 
 
 def test_fedavgm_velocity_under_a_constant_update():
@@ -162,9 +159,77 @@ def test_fedavgm_velocity_under_a_constant_update():
 def test_weigh_stages():
     from fedbook.rounds import Report
 
-    reports = [Report(0, 10), Report(1, 30)]
+    reports = [Report(id=0, size=10), Report(id=1, size=30)]
     assert normalise(BySize()({}, reports)[0], [0, 1]) == pytest.approx([0.25, 0.75])
     assert normalise(Equal()({}, reports)[0], [0, 1]) == pytest.approx([0.5, 0.5])
+
+
+# -- the model given -------------------------------------------------------------------------------
+def looks(model):
+    """All there is to see of a model: values, modes, what is trained, which parts it has."""
+    values = {n: t.clone() for n, t in model.state_dict().items()}
+    modes = {n: m.training for n, m in model.named_modules()}
+    return values, modes, {n: p.requires_grad for n, p in model.named_parameters()}
+
+
+def unchanged(before, model):
+    (values, *rest), (now, *rest_now) = before, looks(model)
+    return same(values, now) and rest == rest_now
+
+
+@pytest.mark.parametrize("mode", [True, False])
+@pytest.mark.parametrize("name", methods.names())
+def test_simulate_leaves_the_model_as_it_was_and_the_same_call_gives_the_same(images, name, mode):
+    """A cell of a notebook run twice does not go on training. Whatever the stages add to the model
+    (means, projections, wrappers) is added to a copy.
+    """
+    options = {"batch_size": 8, "participation": 3}
+    if name == "client2vec":
+        options["index"] = ClientIndex(torch.eye(6, 5), None, [16] * 6, range(6))
+    if name == "moon":
+        options["projection"] = 5
+    model = model_for(name, images).train(mode)
+    before = looks(model)
+    method = methods.get(name, **options)
+    cell = [simulate(method, images, model, 2, quiet=True).run() for _ in range(2)]
+    assert unchanged(before, model)
+    assert same(*cell)
+    first, second = ([dataclasses.replace(r, seconds=0) for r in c.records] for c in cell)
+    assert first == second
+    if cell[0].params:
+        assert not same(cell[0], simulate(method, images, model, 3, quiet=True).run())
+    if method.personal is not None:
+        cell[0].personal_model(images.clients[0])
+        assert unchanged(before, model)
+
+
+def test_statistics_of_the_model_given_stay_too(toy):
+    model = normed()
+    before = looks(model)
+    for name in ("fedavg", "ditto", "grp_fed", "fedsam"):
+        run(name, toy, 2, model, lr=0.05, epochs=1)
+    assert unchanged(before, model)
+
+
+def test_run_model_holds_the_final_weights(toy):
+    model = mlp(toy)
+    done = run("fedavg", toy, 2, model)
+    assert done.model is not model
+    assert same(done, shared_state(done.model)) and not same(done, shared_state(model))
+    x = toy.inputs(toy.clients[0].test)
+    assert not torch.equal(done.model.eval()(x), model.eval()(x))
+
+
+def test_frozen_parameters_are_shared_and_trained_ones_are_copies(images):
+    model = models.build("vpt", images, backbone=vit())
+    sim = simulate(methods.get("fedavg"), images, model, 1, device="cpu", quiet=True)
+    here = dict(sim.model.named_parameters())
+    for name, p in model.named_parameters():
+        assert (here[name] is p) == (not p.requires_grad), name
+    assert any(not p.requires_grad for p in model.parameters())
+    for name, t in sim.params.items():  # the server's are neither the resident's nor the caller's
+        owners = here[name], dict(model.named_parameters())[name]
+        assert t.data_ptr() not in [p.data_ptr() for p in owners]
 
 
 # -- determinism and order -------------------------------------------------------------------------
@@ -173,12 +238,11 @@ def test_same_seed_same_bits_and_another_seed_another_result(toy):
     results = []
     for seed in (0, 0, 1):
         torch.manual_seed(len(results))  # the caller's own random state must not matter
-        run = simulate(
+        done = simulate(
             fedavg, toy, models.build("mlp", toy, seed=7), rounds=3, seed=seed, quiet=True
         ).run()
-        results.append(run.params)
-    assert all(torch.equal(results[0][n], results[1][n]) for n in results[0])
-    assert not all(torch.equal(results[0][n], results[2][n]) for n in results[0])
+        results.append(done.params)
+    assert same(results[0], results[1]) and not same(results[0], results[2])
 
 
 def test_the_callers_random_state_is_left_alone(toy):
@@ -197,11 +261,11 @@ def test_the_order_in_which_clients_are_drawn_or_listed_changes_nothing(toy):
 
     fedavg = methods.get("fedavg", participation=3, lr=0.1, batch_size=4)
     a, b = one_round(fedavg, toy), one_round(fedavg.replace(sample=Reversed(3)), toy)
-    assert all(torch.equal(a.params[n], b.params[n]) for n in a.params)
+    assert same(a, b)
     everybody = methods.get("fedavg", lr=0.1, batch_size=4)
     c = one_round(everybody, toy)
     d = one_round(everybody, dataclasses.replace(toy, clients=toy.clients[::-1]))
-    assert all(torch.equal(c.params[n], d.params[n]) for n in c.params)
+    assert same(c, d)
 
 
 def test_a_clients_turn_does_not_depend_on_who_else_took_part(toy):
@@ -224,75 +288,62 @@ def test_a_clients_turn_does_not_depend_on_who_else_took_part(toy):
 # -- stages that look at losses, late weights, personal layers -------------------------------------
 @dataclasses.dataclass(frozen=True)
 class ByLoss(Weigh):
-    needs_loss = True
+    loss: str | None = dataclasses.field(default="received", kw_only=True)
 
     def __call__(self, state, reports):
-        return torch.tensor([math.log(r.loss) for r in reports]), {
-            "log": {"losses": [r.loss for r in reports]}
-        }
-
-
-@dataclasses.dataclass(frozen=True)
-class ByLateLoss(Weigh):
-    late = True
-
-    def __call__(self, state, reports):
-        return torch.tensor([math.log(r.train_loss) for r in reports]), state
+        found = self.losses(reports)
+        return found.log(), {"log": {"losses": found.tolist()}}
 
 
 def test_loss_is_measured_at_the_received_model(toy):
-    run = one_round(methods.get("fedavg").replace(weigh=ByLoss()), toy)
+    done = one_round(methods.get("fedavg").replace(weigh=(ByLoss(),)), toy)
     model = models.build("linear", toy, seed=7)
     losses = [
         F.cross_entropy(model(toy.inputs(c.train)), toy.y[c.train]).item() for c in toy.clients
     ]
-    assert run.records[0].extra["weigh.losses"] == pytest.approx(losses, abs=1e-5)
-    assert run.records[0].weights == pytest.approx([x / sum(losses) for x in losses], abs=1e-5)
+    assert done.records[0].log["losses"] == pytest.approx(losses, abs=1e-5)
+    assert done.records[0].weights == pytest.approx([x / sum(losses) for x in losses], abs=1e-5)
 
 
 def test_late_weights_see_the_training_loss(toy):
-    run = one_round(methods.get("fedavg").replace(weigh=ByLateLoss()), toy)
-    losses = list(run.records[0].train_loss.values())
-    assert run.records[0].weights == pytest.approx([x / sum(losses) for x in losses])
+    done = one_round(methods.get("fedavg").replace(weigh=(ByLoss(loss="training"),)), toy)
+    losses = list(done.records[0].train_loss.values())
+    assert done.records[0].weights == pytest.approx([x / sum(losses) for x in losses])
 
 
 def test_late_and_running_sums_agree(toy):
-    @dataclasses.dataclass(frozen=True)
-    class LateSize(BySize):
-        late = True
-
     a = one_round(methods.get("fedavg", batch_size=4), toy)
-    b = one_round(methods.get("fedavg", batch_size=4).replace(weigh=LateSize()), toy)
-    assert all(torch.equal(a.params[n], b.params[n]) for n in a.params)
+    late = methods.get("fedavg", batch_size=4).replace(weigh=(BySize(loss="training"),))
+    assert late.reads == {"training"} and same(a, one_round(late, toy))
 
 
 def test_personal_layers_stay_at_home_and_are_not_counted(toy):
     method = methods.get("fedavg", lr=0.1, batch_size=4).replace(
         personal=Personal(keep=("head.*",))
     )
-    run = simulate(
+    done = simulate(
         method, toy, models.build("mlp", toy, seed=7, width=6), rounds=2, quiet=True
     ).run()
-    assert set(run.params) == {"features.1.weight", "features.1.bias"}
-    per_client = count_bytes(run.params)
-    assert run.records[0].bytes_down == 4 * per_client and run.records[0].bytes_up == 4 * (
+    assert set(done.params) == {"features.1.weight", "features.1.bias"}
+    per_client = count_bytes(done.params)
+    assert done.records[0].bytes_down == 4 * per_client and done.records[0].bytes_up == 4 * (
         per_client + 8
     )
-    heads = [run.memory[i]["kept"]["head.weight"] for i in range(4)]
+    heads = [done.memory[i]["kept"]["head.weight"] for i in range(4)]
     assert not torch.equal(heads[0], heads[1])
-    assert run.records[0].test_acc is None and len(run.records[0].personal_acc) == 4
-    model = run.personal_model(toy.clients[1])
+    assert done.records[0].test_acc is None and len(done.records[0].personal_acc) == 4
+    model = done.personal_model(toy.clients[1])
     assert torch.equal(model.head.weight, heads[1])
 
 
 def test_batchnorm_statistics_are_averaged_and_counters_copied(toy):
     torch.manual_seed(0)
     model = Classifier(nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)), 4, 3)
-    run = simulate(
+    done = simulate(
         methods.get("fedavg", lr=0.1, batch_size=4), toy, model, rounds=1, quiet=True
     ).run()
-    assert run.params["features.1.num_batches_tracked"].item() == len(toy.clients[0].train) // 4
-    assert not torch.equal(run.params["features.1.running_mean"], torch.zeros(4))
+    assert done.params["features.1.num_batches_tracked"].item() == len(toy.clients[0].train) // 4
+    assert not torch.equal(done.params["features.1.running_mean"], torch.zeros(4))
     momentum = simulate(
         methods.get("fedavgm", lr=0.1, batch_size=4), toy, model, rounds=1, quiet=True
     )
@@ -306,16 +357,16 @@ def test_frozen_parameters_and_their_buffers_are_not_shared():
 
 
 def test_parameter_groups(toy):
-    solver = LocalSolver(lr=0.1, groups=(("head.*", {"lr": 0.0}),))
-    run = one_round(methods.get("fedavg").replace(solve=solver), toy)
+    solver = LocalSolver(lr=0.1, param_groups=(("head.*", {"lr": 0.0}),))
+    done = one_round(methods.get("fedavg").replace(solve=solver), toy)
     before = models.build("linear", toy, seed=7).state_dict()
     assert all(
-        torch.equal(run.params[n], before[n]) or torch.allclose(run.params[n], before[n])
+        torch.equal(done.params[n], before[n]) or torch.allclose(done.params[n], before[n])
         for n in before
     )
     moved = one_round(
         methods.get("fedavg").replace(
-            solve=LocalSolver(lr=0.1, groups=(("nothing*", {"lr": 0.0}),))
+            solve=LocalSolver(lr=0.1, param_groups=(("nothing*", {"lr": 0.0}),))
         ),
         toy,
     )
@@ -331,8 +382,8 @@ def test_training_learns(images, optimizer):
         epochs=2,
         batch_size=8,
     )
-    run = simulate(method, images, models.build("mlp", images), rounds=8, quiet=True).run()
-    assert sum(run.records[-1].test_acc) / 6 > 0.9 > 0.6 > sum(run.records[0].test_loss) / 600
+    done = simulate(method, images, models.build("mlp", images), rounds=8, quiet=True).run()
+    assert sum(done.records[-1].test_acc) / 6 > 0.9 > 0.6 > sum(done.records[0].test_loss) / 600
 
 
 # -- evaluation ------------------------------------------------------------------------------------
@@ -362,14 +413,14 @@ def test_shared_test_sets_are_scored_for_each_owner(images):
 
 # -- records, errors -------------------------------------------------------------------------------
 def test_frame_has_a_row_per_round_and_client(toy):
-    run = simulate(
+    done = simulate(
         methods.get("fedavg", participation=2),
         toy,
         models.build("linear", toy),
         rounds=3,
         quiet=True,
     ).run()
-    frame = run.frame()
+    frame = done.frame()
     assert len(frame) == 12 and frame.groupby("round")["weight"].sum().tolist() == pytest.approx(
         [1, 1, 1]
     )
@@ -377,7 +428,7 @@ def test_frame_has_a_row_per_round_and_client(toy):
 
 
 def test_evaluate_every(toy):
-    run = simulate(
+    done = simulate(
         methods.get("fedavg"),
         toy,
         models.build("linear", toy),
@@ -385,7 +436,7 @@ def test_evaluate_every(toy):
         evaluate_every=2,
         quiet=True,
     ).run()
-    assert [r.test_acc is not None for r in run.records] == [False, True, False, True, True]
+    assert [r.test_acc is not None for r in done.records] == [False, True, False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -440,7 +491,7 @@ def test_a_model_without_features_is_refused(toy):
 
 
 def test_unknown_names_suggest_the_nearest(toy):
-    with pytest.raises(FedbookError, match="did you mean 'fedavg'"):
+    with pytest.raises(FedbookError, match="did you mean fedavg"):
         methods.get("fedavgg")
     with pytest.raises(FedbookError, match="no option \\['depth'\\]"):
         models.build("mlp", toy, depth=3)
@@ -448,7 +499,7 @@ def test_unknown_names_suggest_the_nearest(toy):
 
 def test_method_description_tells_methods_apart():
     a, b = methods.get("fedavg", lr=0.1).describe(), methods.get("fedavg", lr=0.2).describe()
-    assert a != b and a["solve"]["lr"] == 0.1 and a["weigh"]["stage"] == "BySize"
+    assert a != b and a["solve"]["lr"] == 0.1 and a["weigh.0"]["stage"] == "BySize"
 
 
 def test_streams_differ_by_purpose_round_and_client():

@@ -7,16 +7,23 @@ with a function of the method's name and add the name here; or compose stages di
 
 from __future__ import annotations
 
-import difflib
+import dataclasses
 import importlib
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from fedbook.errors import FedbookError
-from fedbook.rounds import Method
+from fedbook.errors import FedbookError, unknown
+from fedbook.rounds import LocalSolver, Method
 
 BUILT = (
     "fedavg",
     "fedavgm",
+    "fedadam",
+    "fedprox",
+    "scaffold",
+    "fedbn",
+    "ditto",
     "feddyn",
     "fedlc",
     "fediir",
@@ -39,6 +46,18 @@ BUILT = (
     "q_ffl",
     "term",
 )
+# who passes its further options on to whom
+PASSES_ON = {"fgpt": "pt_fedavg", "fed_dualprompt": "pt_fedavg", "pfedhn": "pt_fedavg"}
+
+
+class UnknownOption(FedbookError):
+    """An option that a method does not have; `known` are those it has."""
+
+    def __init__(self, method: str, option: str, known: Iterable[str]) -> None:
+        told = unknown(f"option of {method}", option, known)
+        super().__init__(told.message, told.hint)
+        self.option = option
+        self.known = list(known)
 
 
 def names() -> list[str]:
@@ -46,20 +65,54 @@ def names() -> list[str]:
     return list(BUILT)
 
 
-def get(name: str, **options: Any) -> Method:
-    """The method of that name with its own and FedAvg's options (participation, lr, epochs,
-    batch_size, ...).
-    """
+def builder(name: str) -> Callable[..., Method]:
+    """The function that makes the method of that name."""
     if name not in BUILT:
-        near = difflib.get_close_matches(name, BUILT, 1)
-        raise FedbookError(
-            f"unknown method {name!r}",
-            f"did you mean {near[0]!r}?" if near else f"known: {', '.join(BUILT)}",
-        )
-    build = getattr(importlib.import_module(f"fedbook.methods.{name}"), name)
+        raise unknown("method", name, BUILT)
+    return getattr(importlib.import_module(f"fedbook.methods.{name}"), name)
+
+
+def options(name: str) -> dict[str, Any]:
+    """Every option of a method with its default: its own, then FedAvg's."""
+    found: dict[str, Any] = {}
+    for p in inspect.signature(builder(name)).parameters.values():
+        if p.kind is not p.VAR_KEYWORD:
+            found[p.name] = p.default
+    if name == "fedavg":
+        found |= {f.name: f.default for f in dataclasses.fields(LocalSolver)}
+    else:
+        found |= {k: v for k, v in options(PASSES_ON.get(name, "fedavg")).items() if k not in found}
+    return found
+
+
+def get(name: str, quirks: Iterable[str] = (), **settings: Any) -> Method:
+    """The method of that name with its own and FedAvg's options, changed by `quirks` if any.
+
+    `help(name)` lists the options.
+    """
+    build = builder(name)
     try:
-        return build(**options)
+        method = build(**settings)
+    except UnknownOption as error:  # of the method it passes its options on to
+        known = dict.fromkeys([*options(name), *error.known])
+        raise UnknownOption(name, error.option, known) from None
     except TypeError as error:
-        raise FedbookError(
-            f"method {name!r}: {error}", "see the options in its docstring"
-        ) from None
+        known = options(name)
+        wrong = [s for s in settings if s not in known]
+        if wrong:
+            raise UnknownOption(name, wrong[0], known) from None
+        raise FedbookError(f"{name}: {error}", f"see methods.help({name!r})") from None
+    if quirks:
+        from fedbook.methods import quirks as published
+
+        method = published.apply(method, quirks)
+    return method
+
+
+def help(name: str) -> None:
+    """Print a method's citation, equations and symbols, and every option with its default."""
+    build = builder(name)
+    print(inspect.getdoc(importlib.import_module(f"fedbook.methods.{name}")))
+    print(f"\n{build.__doc__ or ''}\n\nOptions:")
+    for option, default in options(name).items():
+        print(f"  {option} = {default!r}")

@@ -17,14 +17,12 @@ gradient step of one full batch is exactly (a)). The last model is returned, not
 iterates. With partial participation lambda is restricted to the participants and renormalised, (b)
 moves that share among them, and the others keep theirs; if the participants hold no mass at all
 they count equally. Differs from fair_flearn: its projection is wrong where a coordinate becomes 0
-([1.5, 0.4] gives [1.05, 0]). `stateless=True` is FedGCR's code: lambda = Proj(omega + eta_lam L)
-from omega = n_i / n in every round, nothing is remembered, L is the running mean of the loss during
-local training, and the result is used in the same round.
+([1.5, 0.4] gives [1.05, 0]).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -46,9 +44,11 @@ def project(v: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Agnostic(Weigh):
-    needs_loss = True
+    """lambda, which moves towards the clients with the largest losses."""
+
     eta_lam: float = 0.1
     start: str = "size"
+    loss: str | None = field(default="received", kw_only=True)
 
     def __post_init__(self) -> None:
         if self.start not in ("size", "uniform"):
@@ -64,27 +64,11 @@ class Agnostic(Weigh):
         held = torch.tensor([state["lam"][r.id] for r in reports], dtype=torch.float64)
         mass = held.sum()
         lam = held / mass if mass > 0 else torch.full_like(held, 1 / len(held))
-        loss = torch.tensor([r.loss for r in reports], dtype=torch.float64)
-        after = mass * project(lam + self.eta_lam * loss)  # (b)
-        return lam.log(), {
-            "lam": state["lam"] | {r.id: value for r, value in zip(reports, after.tolist())}
-        }
+        after = mass * project(lam + self.eta_lam * self.losses(reports))  # (b)
+        moved = {r.id: value for r, value in zip(reports, after.tolist())}
+        return lam.log(), {"lam": state["lam"] | moved}
 
 
-@dataclass(frozen=True)
-class Stateless(Weigh):
-    late = True
-    eta_lam: float = 0.1
-
-    def __call__(self, state: State, reports: list[Report]) -> tuple[Tensor, State]:
-        n = torch.tensor([r.size for r in reports], dtype=torch.float64)
-        loss = torch.tensor([r.train_loss for r in reports], dtype=torch.float64)
-        return project(n / n.sum() + self.eta_lam * loss).log(), state
-
-
-def afl(
-    eta_lam: float = 0.1, start: str = "size", stateless: bool = False, **options: Any
-) -> Method:
-    """AFL with `eta_lam`; `stateless` as FedGCR's code has it; `options` are FedAvg's."""
-    weigh = Stateless(eta_lam) if stateless else Agnostic(eta_lam, start)
-    return fedavg(**options).replace(name="afl", weigh=weigh)
+def afl(eta_lam: float = 0.1, start: str = "size", **options: Any) -> Method:
+    """AFL with `eta_lam`; `options` are FedAvg's."""
+    return fedavg(**options).replace(name="afl", weigh=(Agnostic(eta_lam, start),))

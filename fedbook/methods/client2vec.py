@@ -58,7 +58,6 @@ from fedbook.federation import Federation
 from fedbook.methods.client_index import ClientIndex, IndexSpec, client_index, to_group
 from fedbook.rounds import Batch, BySize, Equal, Local, Method, Objective, Report, Uniform, Weigh
 from fedbook.rounds.stages import State
-from fedbook.rounds.weights import Scores
 
 Index = IndexSpec | ClientIndex
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -144,18 +143,17 @@ class SampleBySimilarity(Uniform):
     ) -> tuple[list[int], State]:
         if self.tau is None:
             return super().__call__(state, federation, round, rng)
-        ids, recent, window = state["ids"], state["recent"], self.window(len(federation))
+        ids = state["ids"]
+        recent = state["recent"]
+        window = self.window(len(federation))
         row = {id: i for i, id in enumerate(ids)}
         before = [row[id] for id in recent[-1]] if recent else []
         banned = [row[id] for chosen in recent[-window:] for id in chosen] if window else []
         S = to_group(state["cosines"].cpu(), state["sizes"].cpu(), before)
         log_p = log_probabilities(S, self.tau, banned)  # (1)
-        noise = (
-            torch.rand(len(ids), generator=rng, dtype=torch.float64).log().neg().log().neg()
-        )  # Gumbel: the largest
-        drawn = (
-            (log_p + noise).topk(self.count(len(ids))).indices.tolist()
-        )  # few are draws without replacement
+        # the largest of log p + Gumbel noise are draws without replacement
+        noise = -(-torch.rand(len(ids), generator=rng, dtype=torch.float64).log()).log()
+        drawn = (log_p + noise).topk(self.count(len(ids))).indices.tolist()
         chosen = [ids[i] for i in drawn]
         return chosen, {**state, "recent": [*recent, chosen][-max(window, 1) :]}
 
@@ -163,13 +161,12 @@ class SampleBySimilarity(Uniform):
 # -- (ii) ------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class WeighBySimilarity(Weigh):
-    """p_g of (3) on top of the weights q of `prior`, whose stage goes on doing all it did."""
+    """The factor exp(A_i / lambda_1) of (3); q_i is what the method's own factors make it."""
 
     index: Index = field(default_factory=IndexSpec)
     gamma: float = 0.5
     lam1: float = 1.0
     part: str = "both"
-    prior: Weigh = BySize()
 
     def __post_init__(self) -> None:
         if not (0 <= self.gamma <= 1 and self.lam1 > 0):
@@ -180,53 +177,14 @@ class WeighBySimilarity(Weigh):
 
     def init(self, federation: Federation, model: nn.Module) -> State:
         state, index = _start(self.index, federation, self.part)
-        state["A"] = torch.zeros(len(index), dtype=torch.float64)
-        return {**state, "prior": self.prior.init(federation, model)}
+        return {**state, "A": torch.zeros(len(index), dtype=torch.float64)}
 
-    def __call__(self, state: State, reports: list[Report]) -> tuple[Scores, State]:
-        q, prior = self.prior(state["prior"], reports)
+    def __call__(self, state: State, reports: list[Report]) -> tuple[Tensor, State]:
         row = {id: i for i, id in enumerate(state["ids"])}
         here = [row[r.id] for r in reports]
         S = to_group(state["cosines"].cpu(), state["sizes"].cpu(), here)
         A = self.gamma * state["A"].cpu() + S  # A_i^t of all clients, also of those not here
-        more = A[here] / self.lam1
-        scores = (
-            {name: s + more for name, s in q.items()} if isinstance(q, dict) else q + more
-        )  # (3)
-        return scores, {**state, "A": A, "prior": prior, "log": prior.get("log", {})}
-
-    # the prior's own part in a round
-    @property
-    def needs_loss(self) -> bool:  # type: ignore[override]
-        return self.prior.needs_loss
-
-    @property
-    def late(self) -> bool:  # type: ignore[override]
-        return self.prior.late
-
-    def overrides(self, name: str) -> bool:  # type: ignore[override]
-        return self.prior.overrides(name)
-
-    def adapt(self, model: nn.Module, federation: Federation) -> nn.Module:
-        return self.prior.adapt(model, federation)
-
-    def once(self, federation: Federation) -> tuple[int, int]:
-        return self.prior.once(federation)
-
-    def measure(self, local: Local, memory: State) -> State:
-        return self.prior.measure(local, memory)
-
-    def prepare(self, state: State, reports: list[Report]) -> State:
-        return {**state, "prior": self.prior.prepare(state["prior"], reports)}
-
-    def send(self, state: State, id: int) -> State:
-        return self.prior.send(state["prior"], id)
-
-    def begin(self, local: Local, sent: State, memory: State) -> None:
-        self.prior.begin(local, sent, memory)
-
-    def end(self, local: Local, sent: State, memory: State) -> State:
-        return self.prior.end(local, sent, memory)
+        return A[here] / self.lam1, {**state, "A": A}  # (3)
 
 
 # -- (iii) -----------------------------------------------------------------------------------------
@@ -434,8 +392,8 @@ def client2vec(
             method.sample.participation, index, used, part, matrix
         )
     if aggregation:
-        prior = BySize() if isinstance(method.weigh, Equal) else method.weigh
-        changes["weigh"] = WeighBySimilarity(index, gamma, lam1, part, prior)
+        own = (BySize(),) if method.weigh == (Equal(),) else method.weigh
+        changes["weigh"] = (*own, WeighBySimilarity(index, gamma, lam1, part))
     if local:
         stage = IndependentOfWeights if by_weights else IndependentFeatures
         orthogonal = variant != "omit_orthogonal_regularization"

@@ -46,7 +46,7 @@ from fedbook.methods.fedavg import fedavg
 from fedbook.models.cache import CACHE
 from fedbook.models.dsa_ign import DSAIGN, losses, sample_index, train
 from fedbook.rounds import Batch, Local, Objective, simulate
-from fedbook.rounds.loop import count_bytes
+from fedbook.rounds.params import count_bytes
 from fedbook.rounds.stages import State
 
 KINDS = ("client2vec", "feature_average", "class_prototypes")
@@ -327,6 +327,7 @@ def _train_federated(net: DSAIGN, data: Federation, L: Tensor, spec: IndexSpec) 
         evaluate_every=rounds,
         quiet=True,
     ).run()
+    net.load_state_dict(run.model.net.state_dict())  # type: ignore[union-attr]
     mean_loss = [{"loss": sum(r.train_loss.values()) / len(r.train_loss)} for r in run.records]
     up, down = (sum(getattr(r, name) for r in run.records) for name in ("bytes_up", "bytes_down"))
     return {"history": mean_loss, "bytes_up": up, "bytes_down": down}

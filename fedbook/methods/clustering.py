@@ -20,9 +20,9 @@ whatever T' is.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from fedbook.errors import FedbookError
 from fedbook.federation import Federation
 from fedbook.metrics import clustering_accuracy
-from fedbook.rounds import Local, Report, Stage
+from fedbook.rounds import Batch, Grouping, Local, Report
 from fedbook.rounds.stages import State
 
 ALGORITHMS = ("gmm", "kmeans", "finch")
@@ -40,33 +40,50 @@ COVARIANCES = ("diag", "spherical", "full")
 
 def class_balanced_mean(features: Tensor, y: Tensor, num_classes: int) -> Tensor:
     """Eq. 4: the mean over classes of the mean over their samples, over the classes that occur."""
-    count = torch.zeros(num_classes, device=y.device).index_add_(
-        0, y, torch.ones_like(y, dtype=torch.float32)
-    )
+    one = torch.ones_like(y, dtype=features.dtype)
+    count = torch.zeros(num_classes, dtype=features.dtype, device=y.device).index_add_(0, y, one)
     return (features / count[y][:, None]).sum(0) / (count > 0).sum()
 
 
+def _similarities(rows: np.ndarray) -> np.ndarray:
+    """Cosines of all pairs, -inf on the diagonal."""
+    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12)
+    s = rows @ rows.T
+    np.fill_diagonal(s, -np.inf)
+    return s
+
+
+def _means(v: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    return np.stack([v[labels == k].mean(0) for k in range(labels.max() + 1)])
+
+
 def finch(v: np.ndarray, clusters: int) -> np.ndarray:
-    """First-neighbour clusters of unit vectors, then the two nearest merged until there are as few
-    as asked for.
+    """First-neighbour clusters of unit vectors, the two nearest merged until there are as few as
+    asked for.
+
+    Partitions follow one another, each joining every cluster of the one before to its nearest.
+    Merging starts from the last of them that still has enough clusters.
     """
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
 
-    def similarity(rows: np.ndarray) -> np.ndarray:
-        rows = rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12)
-        s = rows @ rows.T
-        np.fill_diagonal(s, -np.inf)
-        return s
+    def join(rows: np.ndarray) -> np.ndarray:
+        n = len(rows)
+        edges = (np.ones(n), (np.arange(n), _similarities(rows).argmax(1)))
+        return connected_components(coo_matrix(edges, shape=(n, n)), directed=False)[1]
 
-    n = len(v)
-    edges = (np.ones(n), (np.arange(n), similarity(v).argmax(1)))
-    found, labels = connected_components(coo_matrix(edges, shape=(n, n)), directed=False)
-    while found > clusters:
-        means = np.stack([v[labels == k].mean(0) for k in range(found)])
-        keep, gone = sorted(np.unravel_index(similarity(means).argmax(), (found, found)))
+    labels = join(v)
+    while True:
+        coarser = join(_means(v, labels))[labels]
+        count = coarser.max() + 1
+        if count == 1 or labels.max() - count < 1 or count < clusters:
+            break
+        labels = coarser
+    while labels.max() >= clusters:
+        s = _similarities(_means(v, labels))
+        keep, gone = sorted(np.unravel_index(s.argmax(), s.shape))
         labels = np.where(labels == gone, keep, labels)
-        labels, found = labels - (labels > gone), found - 1
+        labels = labels - (labels > gone)
     return labels
 
 
@@ -80,13 +97,11 @@ def cluster(
     covariance: str = "diag",
     floor: float | None = 0.1,
     normalise: bool = True,
-) -> tuple[list[int], Tensor]:
-    """Labels g and centres H of clients' vectors [K, d]; both come from this one call, and only
-    then fit together.
+) -> list[int]:
+    """The clusters g of clients' vectors [K, d].
 
-    Clusters are numbered in the order of their first client, and empty ones do not exist: H has at
-    most `clusters` rows, each the mean of its members. floor is relative to the mean variance; None
-    is scikit-learn's 1e-6.
+    Clusters are numbered in the order of their first client, and empty ones do not exist: there
+    are at most `clusters`. `floor` is relative to the mean variance; None is scikit-learn's 1e-6.
     """
     if algorithm not in ALGORITHMS:
         raise FedbookError(
@@ -109,9 +124,13 @@ def cluster(
     else:
         found = _partition(v, clusters, algorithm, seed, starts, covariance, floor)
     order = list(dict.fromkeys(found.tolist()))
-    labels = [order.index(k) for k in found.tolist()]
-    member = torch.tensor([[float(g == t) for g in labels] for t in range(len(order))])
-    return labels, (member / member.sum(1, keepdim=True)).to(vectors) @ vectors
+    return [order.index(k) for k in found.tolist()]
+
+
+def centres(vectors: Tensor, labels: list[int]) -> Tensor:
+    """H: the mean of each cluster's vectors."""
+    member = torch.tensor([[float(g == t) for g in labels] for t in range(max(labels) + 1)])
+    return (member / member.sum(1, keepdim=True)).to(vectors) @ vectors
 
 
 def _partition(
@@ -128,9 +147,8 @@ def _partition(
     from sklearn.mixture import GaussianMixture
 
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", ConvergenceWarning
-        )  # fewer distinct clients than clusters: fewer are returned
+        # fewer distinct clients than clusters: fewer are returned
+        warnings.simplefilter("ignore", ConvergenceWarning)
         if algorithm == "kmeans":
             return KMeans(clusters, n_init=starts, random_state=seed).fit_predict(v)
         reg = 1e-6 if floor is None else max(floor * float(v.var(0).mean()), 1e-12)
@@ -140,42 +158,49 @@ def _partition(
         return gmm.fit_predict(v)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Grouping(Stage):
-    """A stage whose clients send h_k, measured at the received model, and whose server groups them.
+@torch.no_grad()
+def represent(
+    local: Local, of: Callable[..., Tensor] | None = None, batches: Iterable[Batch] | None = None
+) -> Tensor:
+    """h_k of Eq. 4, on all the client's samples; or the same mean of something else than h.
 
-    h is what the model's GC-Net makes of an image; a model without one is represented by its
-    features z (the "FedGR only" rows of the ablations). Types are used for one thing: the
-    clustering accuracy in the log.
+    A model without a GC-Net is represented by its features z: the "FedGR only" rows of the
+    ablations.
+    """
+    model: Any = local.model
+    of = of or getattr(model, "h", model.embed)
+    h, y = [], []
+    for batch in batches or local.batches(512, shuffle=False):
+        with local.device.autocast():
+            h.append(of(batch.x, **batch.precomputed).float())
+        y.append(batch.y)
+    return class_balanced_mean(torch.cat(h), torch.cat(y), local.federation.num_classes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterClients(Grouping):
+    """Each client sends h_k, measured at the received model; the server clusters them.
+
+    T' (`clusters`) is the number of types unless given, as in the paper's main tables. Types are
+    used for one thing more: the clustering accuracy in the log. `cluster_on="frozen"` groups by the
+    feature that GC-Net reads, which no training changes.
     """
 
-    clusters: int | None = (
-        None  # T'; None: as many as the federation has types, as in the paper's main tables
-    )
-    cluster: str = "gmm"  # or "kmeans", "finch"
+    clusters: int | None = None
+    cluster: str = "gmm"
     cluster_seed: int = 0
     starts: int = 10
     covariance: str = "diag"
     floor: float | None = 0.1
     normalise: bool = True
-    cluster_on: str = (
-        "h"  # "frozen": labels from the feature GC-Net reads; the centres are still those of h
-    )
-    max_samples: int | None = (
-        None  # measure h_k on this many samples drawn at random; None: on all of them
-    )
-
-    batch: ClassVar[int] = 512
+    cluster_on: str = "h"
 
     def __post_init__(self) -> None:
-        for name, known in (
-            ("cluster", ALGORITHMS),
-            ("covariance", COVARIANCES),
-            ("cluster_on", ("h", "frozen")),
-        ):
-            if getattr(self, name) not in known:
+        known = {"cluster": ALGORITHMS, "covariance": COVARIANCES, "cluster_on": ("h", "frozen")}
+        for name, values in known.items():
+            if getattr(self, name) not in values:
                 raise FedbookError(
-                    f"unknown {name} {getattr(self, name)!r}", f"use one of {', '.join(known)}"
+                    f"unknown {name} {getattr(self, name)!r}", f"use one of {', '.join(values)}"
                 )
         if self.clusters is not None and self.clusters < 1:
             raise FedbookError(
@@ -186,42 +211,20 @@ class Grouping(Stage):
         types = {c.id: c.type for c in federation.clients}
         return {"clusters": self.clusters or len(set(types.values())), "types": types}
 
-    def describe_client(self, local: Local) -> State:
-        """What a client sends: h_k, and with cluster_on="frozen" the same mean of the frozen
-        feature.
-        """
-        model: Any = local.model
-        sent = {"h": self.represent(local)}
+    def batches(self, local: Local) -> Iterable[Batch]:
+        """The samples on which a client measures itself."""
+        return local.batches(512, shuffle=False)
+
+    def measure(self, local: Local, memory: State) -> State:
+        sent = {"h": represent(local, batches=self.batches(local))}
         if self.cluster_on == "frozen":
-            if not hasattr(model, "frozen_cls"):
-                raise FedbookError(
-                    f"{type(model).__name__} has no frozen feature", 'use cluster_on="h"'
-                )
-            sent["e"] = self.represent(
-                local, lambda x, cls=None, **_: model.frozen_cls(x) if cls is None else cls
-            )
+            sent["e"] = represent(local, frozen_feature(local.model), self.batches(local))
         return sent
 
-    @torch.no_grad()
-    def represent(self, local: Local, of: Callable[..., Tensor] | None = None) -> Tensor:
-        """h_k of Eq. 4, or the same mean of something else."""
-        model: Any = local.model
-        of = of or getattr(model, "h", model.embed)
-        found, left = [], self.max_samples or len(local.client.train)
-        for batch in local.batches(self.batch, shuffle=self.max_samples is not None):
-            with local.device.autocast():
-                h = of(batch.x, **batch.extra)[:left].float()
-            found.append((h, batch.y[:left]))
-            if (left := left - len(h)) <= 0:
-                break
-        h, y = (torch.cat(parts) for parts in zip(*found))
-        return class_balanced_mean(h, y, local.federation.num_classes)
-
-    def group(self, state: State, reports: list[Report]) -> tuple[list[int], Tensor, State]:
-        """g and H from what the participants sent, and what of it is worth logging."""
-        h = torch.stack([r["h"] for r in reports])
-        labels, centres = cluster(
-            h if self.cluster_on == "h" else torch.stack([r["e"] for r in reports]),
+    def __call__(self, state: State, reports: list[Report]) -> tuple[list[int], State]:
+        read = "h" if self.cluster_on == "h" else "e"
+        labels = cluster(
+            torch.stack([r[read] for r in reports]),
             state["clusters"],
             self.cluster,
             seed=self.cluster_seed,
@@ -230,13 +233,34 @@ class Grouping(Stage):
             floor=self.floor,
             normalise=self.normalise,
         )
-        if self.cluster_on != "h":
-            centres = torch.stack(
-                [h[[g == t for g in labels]].mean(0) for t in range(len(centres))]
-            )
+        return labels, {**state, "log": group_log(state["types"], reports, labels)}
+
+
+@dataclass(frozen=True)
+class ByType(Grouping):
+    """The true types, which no server knows: an oracle to measure groupings by."""
+
+    def init(self, federation: Federation, model: nn.Module) -> State:
+        return {"types": {c.id: c.type for c in federation.clients}}
+
+    def __call__(self, state: State, reports: list[Report]) -> tuple[list[int], State]:
         types = [state["types"][r.id] for r in reports]
-        return (
-            labels,
-            centres,
-            {"cluster": labels, "clustering_accuracy": float(clustering_accuracy(labels, types))},
-        )
+        order = list(dict.fromkeys(types))
+        labels = [order.index(t) for t in types]
+        return labels, {**state, "log": group_log(state["types"], reports, labels)}
+
+
+def group_log(types: dict[int, int], reports: list[Report], labels: list[int]) -> State:
+    accuracy = clustering_accuracy(labels, [types[r.id] for r in reports])
+    return {"cluster": labels, "clustering_accuracy": float(accuracy)}
+
+
+def frozen_feature(model: Any) -> Callable[..., Tensor]:
+    """The feature GC-Net reads, from the images or, where it is known already, as it comes."""
+    if not hasattr(model, "frozen_cls"):
+        raise FedbookError(f"{type(model).__name__} has no frozen feature", 'use cluster_on="h"')
+
+    def feature(x: Tensor, cls: Tensor | None = None, **_: Tensor) -> Tensor:
+        return model.frozen_cls(x) if cls is None else cls
+
+    return feature

@@ -58,7 +58,7 @@ class KeyPull(Objective):
         if self.weight == 0:
             return torch.zeros((), device=batch.y.device)
         model = FGPT.of(local.model)
-        query = model.query(batch.x, **batch.extra)
+        query = model.query(batch.x, **batch.precomputed)
         return -self.weight * model.similarity(query).gather(1, model.select(query)).mean()
 
 
@@ -69,7 +69,7 @@ def key_settings(key_lr: float | None = None) -> tuple[tuple[str, dict[str, floa
 
 def fed_dualprompt(pull: float = 1.0, key_lr: float | None = None, **options: Any) -> Method:
     """Fed-DualPrompt with coefficient `pull`; `options` are PT-FedAvg's."""
-    options = {"groups": key_settings(key_lr)} | options
+    options["param_groups"] = (*options.get("param_groups", ()), *key_settings(key_lr))
     return pt_fedavg(**options).replace(
         name="fed_dualprompt", objective=(CrossEntropy(), KeyPull(pull))
     )

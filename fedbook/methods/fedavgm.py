@@ -29,7 +29,8 @@ from fedbook.errors import FedbookError
 from fedbook.federation import Federation
 from fedbook.methods.fedavg import fedavg
 from fedbook.rounds import Method, Report, Update
-from fedbook.rounds.stages import Params, State
+from fedbook.rounds.params import Params
+from fedbook.rounds.stages import State
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,14 @@ uniform mean.
 
 Differs from the authors' code: there the quadratic part is the optimiser's weight decay, so the
 gradient is clipped without it; and both the mean of the active clients and the server's own model
-are tested, here the latter. `as_coded=True` has their alpha_i = alpha (mean n) / n_i.
+are tested, here the latter. Their alpha_i = alpha
+(mean n) / n_i is the quirk "feddyn_as_coded".
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,20 +52,14 @@ from fedbook.rounds import (
     Report,
     Update,
 )
-from fedbook.rounds.stages import Params, State
-
-
-def shared(local: Local) -> dict[str, nn.Parameter]:
-    """The parameters a client trains and the server gave it."""
-    named = local.model.named_parameters()
-    return {n: p for n, p in named if p.requires_grad and n in local.received}
+from fedbook.rounds.params import Params
+from fedbook.rounds.stages import State
 
 
 @dataclass(frozen=True)
 class DynamicRegulariser(Objective):
     alpha: float = 0.1
     dual: bool = True
-    as_coded: bool = False
 
     def __post_init__(self) -> None:
         if not self.alpha >= 0 or (self.dual and self.alpha == 0):
@@ -75,28 +70,29 @@ class DynamicRegulariser(Objective):
 
     def begin(self, local: Local, sent: State, memory: State) -> None:
         if self.dual and "h" not in memory:
-            memory["h"] = {n: torch.zeros_like(p) for n, p in shared(local).items()}
+            memory["h"] = {n: torch.zeros_like(p) for n, p in local.trained().items()}
+
+    def strength(self, local: Local) -> float:
+        """alpha of this client."""
+        return self.alpha
 
     def __call__(self, local: Local, batch: Batch, sent: State, memory: State) -> Tensor:
-        alpha, clients = self.alpha, local.federation.clients
-        if self.as_coded:
-            alpha *= sum(len(c.train) for c in clients) / len(clients) / len(local.client.train)
         total = torch.zeros((), device=batch.y.device)
-        for name, w in shared(local).items():
+        for name, w in local.trained().items():
             away = w - local.received[name]
             total = total + (away + memory["h"][name] if self.dual else away).square().sum()
-        return alpha / 2 * total  # (a)
+        return self.strength(local) / 2 * total  # (a)
 
     def end(self, local: Local, sent: State, memory: State) -> State:
         if self.dual:
-            for name, w in shared(local).items():
+            for name, w in local.trained().items():
                 memory["h"][name] = memory["h"][name] + (w.detach() - local.received[name])  # (b)
         return {}
 
 
 @dataclass(frozen=True)
 class AddMeanDrift(Update):
-    wants_uploads: ClassVar[bool] = True
+    uploads: bool = field(default=True, kw_only=True)
 
     def init(self, federation: Federation, model: nn.Module) -> State:
         h = {n: torch.zeros_like(p) for n, p in model.named_parameters() if p.requires_grad}
@@ -115,18 +111,12 @@ class AddMeanDrift(Update):
 
 
 def feddyn(
-    alpha: float = 0.1,
-    dual: bool = True,
-    as_coded: bool = False,
-    clip: float | None = 10.0,
-    **options: Any,
+    alpha: float = 0.1, dual: bool = True, clip: float | None = 10.0, **options: Any
 ) -> Method:
-    """FedDyn of strength `alpha`; `dual=False` keeps h_i = 0; `as_coded` has alpha by size;
-    `options` are FedAvg's.
-    """
+    """FedDyn of strength `alpha`; `dual=False` keeps h_i = 0; `options` are FedAvg's."""
     return fedavg(clip=clip, **options).replace(
         name="feddyn",
-        objective=(CrossEntropy(), DynamicRegulariser(alpha, dual, as_coded)),
-        weigh=Equal(),
+        objective=(CrossEntropy(), DynamicRegulariser(alpha, dual)),
+        weigh=(Equal(),),
         update=AddMeanDrift() if dual else Replace(),
     )

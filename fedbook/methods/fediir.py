@@ -26,7 +26,7 @@ the current one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -56,6 +56,7 @@ class GradientAlignment(Objective):
     penalty: float = 1e-3
     ema: float = 0.95
     batch_size: int = 32
+    lockstep: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if not (self.penalty >= 0 and 0 <= self.ema < 1):
@@ -107,4 +108,4 @@ def fediir(penalty: float = 1e-3, ema: float = 0.95, **options: Any) -> Method:
     """
     base = fedavg(**options)
     term = GradientAlignment(penalty, ema, base.solve.batch_size)
-    return base.replace(name="fediir", objective=(CrossEntropy(), term), weigh=Equal())
+    return base.replace(name="fediir", objective=(CrossEntropy(), term), weigh=(Equal(),))

@@ -14,8 +14,8 @@ Calibration", ICML 2022. With f the logits and n_c the client's own number of sa
 Only the training loss is shifted; tests use the plain logits.
 
 Differs from the paper: it prints the sum in (b) without c = y. That loss has no lower bound, and
-two public reproductions report that it collapses; `printed=True` is that form. No code of the
-authors was found.
+two public reproductions report that it collapses; it is the quirk "fedlc_as_printed". No code of
+the authors was found.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -43,7 +42,6 @@ def calibrate(logits: Tensor, counts: Tensor, tau: float, absent: float = 1e-8) 
 class CalibratedCrossEntropy(Objective):
     tau: float = 1.0
     absent: float = 1e-8
-    printed: bool = False
 
     def __post_init__(self) -> None:
         if not (self.tau >= 0 and 0 < self.absent <= 1):
@@ -59,17 +57,12 @@ class CalibratedCrossEntropy(Objective):
 
     def __call__(self, local: Local, batch: Batch, sent: State, memory: State) -> Tensor:
         s = calibrate(batch.logits, memory["counts"], self.tau, self.absent)
-        if not self.printed:
-            return F.cross_entropy(s, batch.y)  # (b)
-        own = s.gather(1, batch.y[:, None])[:, 0]
-        others = s.scatter(1, batch.y[:, None], float("-inf"))
-        return (torch.logsumexp(others, 1) - own).mean()
+        return self.compare(s, batch.y)
+
+    def compare(self, s: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(s, y)  # (b)
 
 
-def fedlc(tau: float = 1.0, absent: float = 1e-8, printed: bool = False, **options: Any) -> Method:
-    """FedLC with margin `tau`; `printed` leaves the own class out of the sum; `options` are
-    FedAvg's.
-    """
-    return fedavg(**options).replace(
-        name="fedlc", objective=(CalibratedCrossEntropy(tau, absent, printed),)
-    )
+def fedlc(tau: float = 1.0, absent: float = 1e-8, **options: Any) -> Method:
+    """FedLC with margin `tau`; `options` are FedAvg's."""
+    return fedavg(**options).replace(name="fedlc", objective=(CalibratedCrossEntropy(tau, absent),))

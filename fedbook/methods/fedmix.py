@@ -19,10 +19,7 @@ Differs from the paper: a client's samples are cut at random into means of M_k o
 never fewer unless it has fewer (a mean of one would be the sample itself). They are the same in
 every run. (b) is the mean over the batch of each sample's own derivative. Differs from the public
 re-implementation (not the authors'): it takes (b) from the mean loss of the batch and averages over
-the batch again, which makes the term B times too small. `as_coded=True` is FedGCR's code: that, and
-the second CE of (a) has the local label y, so that ybar is never used. Its means are of two
-mini-batches, image by image, and then over the batch: `mean_of=2 * batch_size` is the same mean.
-There the last, smaller batch of a client goes without (b). The derivative with respect to the image
+the batch again, which makes the term B times too small. The derivative with respect to the image
 needs a model that looks at the image, so cached features are not used, and attention that can be
 differentiated twice. Only what a model names in `only_choose` is handed over: FGPT chooses the
 group of an image by the image itself, not by its scaled copy.
@@ -30,7 +27,7 @@ group of an image by the image itself, not by its scaled copy.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -77,7 +74,7 @@ def count(samples: int, mean_of: int) -> int:
 class MeanMixup(Objective):
     lam: float = 0.05
     mean_of: int = 5
-    as_coded: bool = False
+    lockstep: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if not (0 <= self.lam < 1 and self.mean_of >= 1):
@@ -104,24 +101,26 @@ class MeanMixup(Objective):
         means = next(m for m in local.model.modules() if isinstance(m, Means))
         g = int(torch.randint(len(means.x), ()))
         x = ((1 - self.lam) * batch.x).requires_grad_()
-        chosen = {
-            k: batch.extra[k] for k in getattr(local.model, "only_choose", ()) if k in batch.extra
-        }
+        only_choose = getattr(local.model, "only_choose", ())
+        chosen = {k: v for k, v in batch.precomputed.items() if k in only_choose}
         with sdpa_kernel(SDPBackend.MATH):
             logits = batch.scored = local.model(x, **chosen)
         own = (1 - self.lam) * F.cross_entropy(logits, batch.y)
-        other = self.lam * F.cross_entropy(
-            logits, batch.y if self.as_coded else means.y[g].expand_as(logits)
-        )  # (a)
+        label = self.label(batch.y, means.y[g].expand_as(logits))
+        other = self.lam * F.cross_entropy(logits, label)  # (a)
         (slope,) = torch.autograd.grad(own, x, create_graph=True)
-        each = (
-            slope if self.as_coded else slope * len(x)
-        )  # `own` is a mean, its derivative 1 / B of each sample's
-        return own + other + self.lam * (each.flatten(1) @ means.x[g].flatten()).mean()  # (b)
+        slope = self.each(slope)
+        return own + other + self.lam * (slope.flatten(1) @ means.x[g].flatten()).mean()  # (b)
+
+    def label(self, y: Tensor, mean: Tensor) -> Tensor:
+        """The label of the second cross-entropy."""
+        return mean
+
+    def each(self, slope: Tensor) -> Tensor:
+        """Each sample's own derivative from that of the batch's mean, which is 1 / B of it."""
+        return slope * len(slope)
 
 
-def fedmix(lam: float = 0.05, mean_of: int = 5, as_coded: bool = False, **options: Any) -> Method:
-    """FedMix with weight `lam` and means of `mean_of` samples; `as_coded` as FedGCR's code;
-    `options` are FedAvg's.
-    """
-    return fedavg(**options).replace(name="fedmix", objective=(MeanMixup(lam, mean_of, as_coded),))
+def fedmix(lam: float = 0.05, mean_of: int = 5, **options: Any) -> Method:
+    """FedMix with weight `lam` and means of `mean_of` samples; `options` are FedAvg's."""
+    return fedavg(**options).replace(name="fedmix", objective=(MeanMixup(lam, mean_of),))

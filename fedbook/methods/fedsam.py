@@ -33,9 +33,10 @@ from torch import Tensor, nn
 from fedbook.errors import FedbookError
 from fedbook.methods.fedavg import fedavg
 from fedbook.rounds import Batch, Local, LocalSolver, Method
+from fedbook.rounds.lockstep import Step, client_norms, per_client
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SharpnessAware(LocalSolver):
     rho: float = 0.05
 
@@ -65,6 +66,29 @@ class SharpnessAware(LocalSolver):
         self.clip_gradient(local.model)
         optimizer.step()  # (b)
         return loss.detach()
+
+    def together(self, step: Step, optimizer: torch.optim.Optimizer) -> Tensor:
+        params = list(step.stack.params.values())
+        losses = step.losses()
+        optimizer.zero_grad(set_to_none=True)
+        losses.sum().backward()
+        moved = [p for p in params if p.grad is not None]
+        before = [p.detach().clone() for p in moved]
+        with torch.no_grad():
+            norm = client_norms([p.grad for p in moved if p.grad is not None])
+            for p in moved:
+                assert p.grad is not None
+                p.add_(p.grad * per_client(self.rho / norm.clamp(min=1e-12), p))  # (a)
+        optimizer.zero_grad(set_to_none=True)
+        again = step.again()
+        again.losses().sum().backward()
+        with torch.no_grad():
+            for p, value in zip(moved, before):
+                p.copy_(value)
+        if self.clip is not None:
+            step.clip_gradient(self.clip)
+        step.move(optimizer)  # (b)
+        return losses.detach()
 
     @torch.no_grad()
     def perturb(self, model: nn.Module) -> None:

@@ -64,8 +64,9 @@ from fedbook.methods.fed_dualprompt import KeyPull, key_settings
 from fedbook.methods.pt_fedavg import PromptSimilarity
 from fedbook.models.prompts import FGPT
 from fedbook.rounds import BySize, Local, Method, Report, Weigh
-from fedbook.rounds.stages import Params, State
-from fedbook.rounds.weights import Scores
+from fedbook.rounds.params import Params
+from fedbook.rounds.stages import State
+from fedbook.rounds.weights import LogWeights
 
 
 @dataclass(frozen=True)
@@ -79,24 +80,30 @@ class GroupCounts(Weigh):
 
     @torch.no_grad()
     def measure(self, local: Local, memory: State) -> State:
-        model, known = FGPT.of(local.model), local.extra.get("cls")
+        model = FGPT.of(local.model)
+        known = local.precomputed.get("cls")
         chosen = []
         for part in local.client.train.split(256):
             query = model.query(local.federation.inputs(part)) if known is None else known[part]
             chosen.append(model.select(query)[:, 0])
         return {"counts": torch.bincount(torch.cat(chosen), minlength=len(model.groups))}  # N_g^i
 
-    def __call__(self, state: State, reports: list[Report]) -> tuple[Scores, State]:
+    def __call__(self, state: State, reports: list[Report]) -> tuple[LogWeights, State]:
         default, _ = BySize()({}, reports)
-        assert isinstance(default, Tensor)
         counts = torch.stack([r["counts"].cpu() for r in reports])
         usage = counts.sum(0)
-        beta = counts.double().log()
-        beta[:, (usage > 0) & (usage <= self.threshold)] = 0.0
+        beta = level(counts, self.threshold).double().log()
         scores = {"": default} | {f"groups.{g}": beta[:, g] for g in range(len(usage))}
         total = [a + b for a, b in zip(state["total"], usage.tolist())]
         log = {"usage": usage.tolist(), "total": total, "effective": effective(total)}
         return scores, {**state, "total": total, "log": log}
+
+
+def level(counts: Tensor, threshold: int) -> Tensor:
+    """Counts [client, group] in which everybody counts alike for a group that few images chose."""
+    usage = counts.sum(0)
+    few = (usage > 0) & (usage <= threshold)
+    return torch.where(few, torch.ones_like(counts), counts)
 
 
 def effective(counts: list[int]) -> float:
@@ -110,12 +117,14 @@ class AveragedKeys(PromptSimilarity):
     """Learned keys, SGPT: each row weighed by its own counts, and moved only part of the way."""
 
     ema: float = 0.5
+    threshold: int = 0
 
     def __call__(
         self, state: State, server: Params, mean: Params, reports: list[Report]
     ) -> tuple[Params, State]:
-        old, keys = server["keys"], torch.stack([r["upload"]["keys"] for r in reports])
-        counts = torch.stack([r["counts"] for r in reports]).to(old)
+        old = server["keys"]
+        keys = torch.stack([r["upload"]["keys"] for r in reports])
+        counts = level(torch.stack([r["counts"] for r in reports]), self.threshold).to(old)
         moved = torch.einsum("ig,igd->gd", counts, keys) / counts.sum(0).clamp(min=1)[:, None]
         used = counts.sum(0) > 0
         new = torch.where(used[:, None], torch.lerp(moved, old, self.ema), old)
@@ -132,19 +141,19 @@ def fgpt(
     """FGPT on a base method, whose `options` these are; `threshold`, `pull` and `key_ema` belong to
     the successor.
     """
-    if isinstance(options.get("groups"), int):
+    if "groups" in options:
         raise FedbookError(
             "the number of groups is the model's", 'use models.build("fgpt", federation, groups=20)'
         )
     if pull:
-        options = {"groups": key_settings()} | options
+        options["param_groups"] = (*options.get("param_groups", ()), *key_settings())
     method = get(base, **options)
-    if not isinstance(method.weigh, BySize):
+    if method.weigh != (BySize(),):
         raise FedbookError(
             f"FGPT weighs clients group by group, and {base} weighs them too", "use another base"
         )
     if pull:
         method = method.replace(
-            objective=(*method.objective, KeyPull(pull)), update=AveragedKeys(key_ema)
+            objective=(*method.objective, KeyPull(pull)), update=AveragedKeys(key_ema, threshold)
         )
-    return method.replace(name="fgpt", weigh=GroupCounts(threshold))
+    return method.replace(name="fgpt", weigh=(GroupCounts(threshold),))

@@ -30,10 +30,10 @@ is binary cross-entropy,
 | theta_F,m^l at the start of a turn | `start` | "own" | Algorithm 1 keeps it; see below |
 
 L_m: (1) is the mean over all of D_m at the model received (`loss="received"`); Algorithm 1 keeps
-the loss of the last mini-batch, which a power of 10 turns into noise; `loss="last_epoch"` is the
+the loss of the last mini-batch, which a power of 10 turns into noise; `loss="training"` is the
 mean over the last local epoch.
 
-Every round logs `weigh.q`, `weigh.spread` and `weigh.effective_clients` = 1 / sum lambda^2: at q =
+Every round logs `q`, `spread` and `effective_clients` = 1 / sum lambda^2: at q =
 10 a client with twice the loss of another counts 1024 times as much, and a few make up the mean.
 `q` moves little: a spread 100 times smaller takes it from 10 to 7.7. There is no n_m in (3), so q =
 0 is the uniform mean.
@@ -53,7 +53,7 @@ never leave the client. No code was published.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -63,11 +63,11 @@ from torch import Tensor, nn
 from fedbook.errors import FedbookError
 from fedbook.federation import Federation
 from fedbook.methods.fedavg import fedavg
-from fedbook.methods.q_ffl import losses
+from fedbook.methods.q_ffl import FLOOR
 from fedbook.metrics import effective_clients
 from fedbook.models.convnets import two_layers
 from fedbook.rounds import Batch, Local, LocalSolver, Method, Personal, Report, Weigh
-from fedbook.rounds.loop import copy_into
+from fedbook.rounds.params import body, clone, copy_into
 from fedbook.rounds.stages import State
 
 
@@ -80,42 +80,32 @@ def adapted(q: float, before: float, now: float, eta_q: float) -> float:
 class AdaptivePower(Weigh):
     """lambda_m ~ L_m^q with a power that follows the spread of the losses."""
 
-    needs_loss = True
     q: float = 10.0
     eta_q: float = 0.5
+    loss: str | None = field(default="received", kw_only=True)
 
     def init(self, federation: Federation, model: nn.Module) -> State:
         return {"q": float(self.q), "spread": None}
 
     def __call__(self, state: State, reports: list[Report]) -> tuple[Tensor, State]:
-        L = losses(reports, training=self.late)
-        spread, q = float(L.std(correction=0)), state["q"]
+        L = self.losses(reports) + FLOOR
+        spread = float(L.std(correction=0))
+        q = state["q"]
         if state["spread"] is not None:
             q = adapted(q, state["spread"], spread, self.eta_q)  # (2)
         scores = q * L.log()  # (3), in the log domain
         effective = effective_clients(torch.softmax(scores, 0).tolist())
-        return scores, {
-            "q": q,
-            "spread": spread,
-            "log": {"q": q, "spread": spread, "effective_clients": effective},
-        }
-
-
-@dataclass(frozen=True)
-class LateAdaptivePower(AdaptivePower):
-    """The same with the mean loss of the last local epoch."""
-
-    needs_loss = False
-    late = True
+        log = {"q": q, "spread": spread, "effective_clients": effective}
+        return scores, {"q": q, "spread": spread, "log": log}
 
 
 def generator_loss(logit: Tensor, gan_loss: str) -> Tensor:
     """L_R of the discriminator's logit on personal features: small where D takes them for global
     ones.
     """
-    return (
-        F.logsigmoid(-logit).mean() if gan_loss == "printed" else -F.logsigmoid(logit).mean()
-    )  # (5), (5')
+    if gan_loss == "printed":
+        return F.logsigmoid(-logit).mean()  # (5)
+    return -F.logsigmoid(logit).mean()  # (5')
 
 
 def discriminator_loss(on_global: Tensor, on_local: Tensor, gan_loss: str) -> Tensor:
@@ -125,7 +115,7 @@ def discriminator_loss(on_global: Tensor, on_local: Tensor, gan_loss: str) -> Te
     return -(F.logsigmoid(on_global) + F.logsigmoid(-on_local)).mean()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AdversarialLocal(Personal):
     """A personal extractor for every client under the shared classifier; works on top of any
     method.
@@ -156,7 +146,7 @@ class AdversarialLocal(Personal):
         uploaded.
         """
         here = local.model.state_dict()
-        upload = {n: here[n].clone() for n in local.received}
+        upload = clone({n: here[n] for n in local.received})
         copy_into(here, local.received)
         f_global = self.features(local)
         if self.start == "own":
@@ -164,10 +154,8 @@ class AdversarialLocal(Personal):
         D = two_layers(f_global.shape[1], self.hidden, 1).to(f_global.device)
         copy_into(D.state_dict(), memory.get("discriminator", {}))
         self.train(local, D, f_global)
-        memory["extractor"] = {
-            n: here[n].clone() for n in local.received if not n.startswith("head.")
-        }
-        memory["discriminator"] = {n: t.clone() for n, t in D.state_dict().items()}
+        memory["extractor"] = clone(body({n: here[n] for n in local.received}))
+        memory["discriminator"] = clone(D.state_dict())
         copy_into(here, upload)
         return {}  # nothing of this is sent
 
@@ -185,7 +173,8 @@ class AdversarialLocal(Personal):
         for p in fixed:
             p.requires_grad_(False)
         model.train()
-        optimizer, optimizer_D = self.solve.build(model), self.solve.build(D)
+        optimizer = self.solve.build(model)
+        optimizer_D = self.solve.build(D)
         for _ in range(self.solve.epochs):
             order = torch.randperm(len(f_global), generator=local.generator).to(f_global.device)
             for part in order.split(self.solve.batch_size):
@@ -200,7 +189,7 @@ class AdversarialLocal(Personal):
                 self.solve.clip_gradient(model)
                 optimizer.step()  # (4)
                 with torch.no_grad():
-                    f_local = model.embed(batch.x, **batch.extra)
+                    f_local = model.embed(batch.x, **batch.precomputed)
                 loss_D = discriminator_loss(D(f_global[part]), D(f_local.float()), self.gan_loss)
                 optimizer_D.zero_grad(set_to_none=True)  # also of what (5) left in D
                 loss_D.backward()
@@ -215,9 +204,8 @@ class AdversarialLocal(Personal):
             )
 
     def load(self, local: Local, sent: State, memory: State) -> None:
-        copy_into(
-            local.model.state_dict(), memory.get("extractor", {})
-        )  # under the newest global C
+        # under the newest global C
+        copy_into(local.model.state_dict(), memory.get("extractor", {}))
 
 
 def grp_fed(
@@ -235,11 +223,9 @@ def grp_fed(
     **options: Any,
 ) -> Method:
     """GRP-FED with the paper's settings; `options` are FedAvg's."""
-    if loss not in ("received", "last_epoch"):
-        raise FedbookError(
-            f"loss must be 'received' or 'last_epoch', got {loss!r}", "'received' is Eq. 1"
-        )
     base = fedavg(epochs=epochs, batch_size=batch_size, lr=lr, momentum=momentum, **options)
-    weigh = AdaptivePower(q, eta_q) if loss == "received" else LateAdaptivePower(q, eta_q)
-    personal = AdversarialLocal((), beta, gan_loss, hidden, base.solve, start)
-    return base.replace(name="grp_fed", weigh=weigh, personal=personal)
+    personal = AdversarialLocal(
+        beta=beta, gan_loss=gan_loss, hidden=hidden, solve=base.solve, start=start
+    )
+    weigh = AdaptivePower(q, eta_q, loss=loss)
+    return base.replace(name="grp_fed", weigh=(weigh,), personal=personal)

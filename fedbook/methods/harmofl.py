@@ -105,7 +105,7 @@ class Normalised(nn.Module):
         return self.head(self.embed(x))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Harmonised(SharpnessAware):
     amplitude: bool = True
     window: float | None = None

@@ -25,6 +25,8 @@ import fnmatch
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 from fedbook.methods.fedavg import fedavg
 from fedbook.rounds import Equal, Method, Personal
 
@@ -35,11 +37,11 @@ class LowerLayers(Personal):
 
     shared: tuple[str, ...] = ("head.*",)
 
-    def keeps(self, name: str) -> bool:
+    def keeps(self, name: str, model: nn.Module) -> bool:
         return not any(fnmatch.fnmatch(name, pattern) for pattern in self.shared)
 
 
 def lg_fedavg(shared: tuple[str, ...] = ("head.*",), **options: Any) -> Method:
     """LG-FedAvg sharing the layers that match `shared`; `options` are FedAvg's."""
     personal = LowerLayers(shared=tuple(shared))
-    return fedavg(**options).replace(name="lg_fedavg", weigh=Equal(), personal=personal)  # (b)
+    return fedavg(**options).replace(name="lg_fedavg", weigh=(Equal(),), personal=personal)  # (b)

@@ -33,16 +33,51 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedbook.errors import FedbookError
 from fedbook.federation import Federation
 from fedbook.methods.fedavg import fedavg
-from fedbook.methods.fedgcr import contrast
 from fedbook.rounds import Batch, CrossEntropy, Local, Method, Objective
-from fedbook.rounds.evaluation import precomputed
-from fedbook.rounds.loop import copy_into, shared_state
+from fedbook.rounds.evaluation import precompute
+from fedbook.rounds.lockstep import Step
+from fedbook.rounds.params import body, clone, copy_into, shared_state
 from fedbook.rounds.stages import State
+
+
+def contrast(
+    x: Tensor,
+    candidates: Tensor,
+    target: int | Tensor,
+    tau: float,
+    similarity: str = "cosine",
+    reduction: str = "mean",
+) -> Tensor:
+    """-log softmax(x.candidates / tau)[target], mean over the batch.
+
+    `candidates` are [M, d], the same for all, or [B, M, d], for each x its own; so is `target`.
+    """
+    candidates = candidates.expand(len(x), -1, -1)
+    if similarity == "cosine":
+        s = F.cosine_similarity(x[:, None], candidates, dim=2)
+    else:
+        s = (x[:, None] * candidates).sum(2)
+    if isinstance(target, int):
+        target = torch.full((len(x),), target, device=x.device)
+    return F.cross_entropy(s / tau, target, reduction=reduction)
+
+
+def check_contrast(stage: Any) -> None:
+    """Refuse a weight, temperature or similarity that `contrast` cannot use."""
+    if not stage.weight >= 0:
+        raise FedbookError(
+            f"the weight must be at least 0, got {stage.weight}", "0 switches it off"
+        )
+    if not stage.tau > 0:
+        raise FedbookError(f"tau must be positive, got {stage.tau}", "try tau=0.5")
+    if stage.similarity not in ("cosine", "dot"):
+        raise FedbookError(f"unknown similarity {stage.similarity!r}", "use 'cosine' or 'dot'")
 
 
 class Projected(nn.Module):
@@ -56,7 +91,8 @@ class Projected(nn.Module):
                 f"a projection needs a model with a linear head, got {type(model.head).__name__}",
                 "use projection=None",
             )
-        self.model, model.head = model, nn.Identity()
+        model.head = nn.Identity()
+        self.model = model
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             self.projection = nn.Sequential(
@@ -64,45 +100,46 @@ class Projected(nn.Module):
             )
             self.head = nn.Linear(width, classes)
 
-    def embed(self, x: Tensor, **extra: Tensor) -> Tensor:
-        return self.projection(self.model.embed(x, **extra))
+    def embed(self, x: Tensor, **precomputed: Tensor) -> Tensor:
+        return self.projection(self.model.embed(x, **precomputed))
 
-    def forward(self, x: Tensor, **extra: Tensor) -> Tensor:
-        return self.head(self.embed(x, **extra))
+    def forward(self, x: Tensor, **precomputed: Tensor) -> Tensor:
+        return self.head(self.embed(x, **precomputed))
 
     def precompute(self, federation: Federation) -> dict[str, Tensor]:
-        return precomputed(self.model, federation)
+        return precompute(self.model, federation)
 
 
 @dataclass(frozen=True)
 class ModelContrast(Objective):
-    mu: float = 1.0
+    """weight l_con: z towards what the received model makes of the image, away from what the
+    client's last local model makes of it.
+
+    Neither changes while the client trains: both are computed once per image and round.
+    """
+
+    weight: float = 1.0
     tau: float = 0.5
     projection: int | None = None
+    similarity: str = "cosine"
 
     def __post_init__(self) -> None:
-        if not (self.mu >= 0 and self.tau > 0):
-            raise FedbookError(
-                f"MOON needs mu of at least 0 and a positive tau, got {self.mu} and {self.tau}",
-                "try mu=1, tau=0.5",
-            )
+        check_contrast(self)
 
     def adapt(self, model: nn.Module, federation: Federation) -> nn.Module:
-        return (
-            model
-            if self.projection is None
-            else Projected(model, self.projection, federation.num_classes)
-        )
+        if self.projection is None:
+            return model
+        return Projected(model, self.projection, federation.num_classes)
 
     def begin(self, local: Local, sent: State, memory: State) -> None:
-        if "previous" not in memory or self.mu == 0:
+        if "previous" not in memory or self.weight == 0:
             return
         index = local.client.train.sort().values
         live = shared_state(local.model)
-        z_glob = features(local, index)
-        here = {n: live[n].clone() for n in memory["previous"]}
+        z_glob = local.features(index)
+        here = clone({name: live[name] for name in memory["previous"]})
         copy_into(live, memory["previous"])
-        z_prev = features(local, index)
+        z_prev = local.features(index)
         copy_into(live, here)
         memory |= {"index": index, "z": torch.stack([z_glob, z_prev], 1)}
 
@@ -110,39 +147,29 @@ class ModelContrast(Objective):
         if "z" not in memory:
             return torch.zeros((), device=batch.y.device)
         others = memory["z"][torch.searchsorted(memory["index"], batch.index)]
-        return self.mu * contrast(batch.z, others, 0, self.tau)  # (3)
+        return self.weight * contrast(batch.z, others, 0, self.tau, self.similarity)  # (3)
+
+    def together(self, step: Step, slot: str) -> Tensor:
+        kept = [local.memory[slot] for local in step.clients]
+        if not all("z" in memory for memory in kept):
+            return step.one_by_one(self, slot)
+        others = []
+        for memory, part in zip(kept, step.parts):
+            others.append(memory["z"][torch.searchsorted(memory["index"], part)])
+        l_con = contrast(step.z, torch.cat(others), 0, self.tau, self.similarity, "none")
+        return self.weight * step.layout.mean(l_con)
 
     def end(self, local: Local, sent: State, memory: State) -> State:
         for name in ("index", "z"):
             memory.pop(name, None)
-        if self.mu > 0:
-            memory["previous"] = {
-                n: t.clone()
-                for n, t in shared_state(local.model).items()
-                if not n.startswith("head.")
-            }
+        if self.weight > 0:
+            memory["previous"] = clone(body(shared_state(local.model)))
         return {}
-
-
-@torch.no_grad()
-def features(local: Local, index: Tensor) -> Tensor:
-    """z of these samples under the resident model, in eval mode."""
-    model: Any = local.model.eval()
-    found = []
-    for part in index.split(256):
-        x, extra = (
-            local.device.images(local.federation.inputs(part)),
-            {k: v[part] for k, v in local.extra.items()},
-        )
-        with local.device.autocast():
-            found.append(model.embed(x, **extra))
-    return torch.cat(found)
 
 
 def moon(
     mu: float = 1.0, tau: float = 0.5, projection: int | None = None, **options: Any
 ) -> Method:
     """MOON with weight `mu` and temperature `tau`; `options` are FedAvg's."""
-    return fedavg(**options).replace(
-        name="moon", objective=(CrossEntropy(), ModelContrast(mu, tau, projection))
-    )
+    term = ModelContrast(mu, tau, projection)
+    return fedavg(**options).replace(name="moon", objective=(CrossEntropy(), term))

@@ -67,7 +67,7 @@ def statistics_kept(model: nn.Module) -> Iterator[None]:
             buffer.copy_(value)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MetaSolver(LocalSolver):
     alpha: float = 0.01
     exact: bool = False
@@ -108,7 +108,7 @@ class MetaSolver(LocalSolver):
         return loss.detach()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Adapted(Personal):
     alpha: float = 0.01
     adapt_steps: int = 1
@@ -134,5 +134,5 @@ def per_fedavg(
     return base.replace(
         name="per_fedavg",
         solve=solve,
-        personal=Adapted((), alpha, adapt_steps, base.solve.batch_size),
+        personal=Adapted(alpha=alpha, adapt_steps=adapt_steps, batch_size=base.solve.batch_size),
     )

@@ -33,8 +33,8 @@ do. H begins the same in every run (`seed`).
 from __future__ import annotations
 
 import fnmatch
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -44,13 +44,15 @@ from fedbook.errors import FedbookError
 from fedbook.federation import Federation
 from fedbook.methods.pt_fedavg import pt_fedavg
 from fedbook.rounds import Method, Personal, Report, Update
-from fedbook.rounds.stages import Params, State
+from fedbook.rounds.params import Params
+from fedbook.rounds.stages import State
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HyperNetwork(Update):
-    wants_uploads: ClassVar[bool] = True
+    """H(v; phi): the server generates each client's parameters."""
 
+    uploads: bool = True
     generate: tuple[str, ...] = ("prompts.*",)
     embedding: int | None = None
     width: int = 100
@@ -158,7 +160,7 @@ def shape(flat: Tensor, shapes: dict[str, list[int]]) -> Params:
 class Generated(Personal):
     """A client's model is what it would receive."""
 
-    alone: ClassVar[bool] = True
+    alone: bool = field(default=True, kw_only=True)
 
 
 def pfedhn(
@@ -175,6 +177,16 @@ def pfedhn(
     **options: Any,
 ) -> Method:
     """pFedHN for the parameters that match `generate`; `options` are PT-FedAvg's."""
-    rates = server_lr, embedding_lr, server_momentum, server_decay
-    update = HyperNetwork(tuple(generate), embedding, width, depth, *rates, clip, seed)
+    update = HyperNetwork(
+        generate=tuple(generate),
+        embedding=embedding,
+        width=width,
+        depth=depth,
+        lr=server_lr,
+        embedding_lr=embedding_lr,
+        momentum=server_momentum,
+        weight_decay=server_decay,
+        clip=clip,
+        seed=seed,
+    )
     return pt_fedavg(**options).replace(name="pfedhn", update=update, personal=Generated())

@@ -38,11 +38,11 @@ from torch import Tensor, nn
 from fedbook.errors import FedbookError
 from fedbook.methods.fedavg import fedavg
 from fedbook.rounds import Batch, Local, LocalSolver, Method, Personal, Report, Update
-from fedbook.rounds.loop import copy_into
-from fedbook.rounds.stages import Params, State
+from fedbook.rounds.params import Params, clone, copy_into
+from fedbook.rounds.stages import State
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MoreauEnvelope(LocalSolver):
     """Trains theta in the resident model, w beside it; at the end w is what travels and theta what
     stays.
@@ -78,9 +78,7 @@ class MoreauEnvelope(LocalSolver):
         return optimizer
 
     def begin(self, local: Local, sent: State, memory: State) -> None:
-        memory["w"] = {
-            n: p.detach().clone() for n, p in local.model.named_parameters() if p.requires_grad
-        }
+        memory["w"] = clone(local.trained())  # type: ignore[arg-type]
 
     def step(self, local: Local, optimizer: torch.optim.Optimizer, batch: Batch) -> Tensor:
         w = local.memory["solve"]["w"]
@@ -103,7 +101,7 @@ class MoreauEnvelope(LocalSolver):
 
     def end(self, local: Local, sent: State, memory: State) -> State:
         here = local.model.state_dict()
-        memory["theta"] = {n: here[n].clone() for n in local.received}
+        memory["theta"] = clone({n: here[n] for n in local.received})
         copy_into(here, memory.pop("w"))
         return {}
 

@@ -37,7 +37,7 @@ groups for the global one). A client counts for a group prompt only if it change
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -46,7 +46,8 @@ from torch import Tensor
 
 from fedbook.methods.fedavg import fedavg
 from fedbook.rounds import Method, Replace, Report
-from fedbook.rounds.stages import Params, State
+from fedbook.rounds.params import Params
+from fedbook.rounds.stages import State
 
 
 def mean_cosine(vectors: Tensor) -> float:
@@ -61,7 +62,7 @@ def mean_cosine(vectors: Tensor) -> float:
 class PromptSimilarity(Replace):
     """FedAvg's update, with the similarities of Table 11 in the log."""
 
-    wants_uploads = True
+    uploads: bool = field(default=True, kw_only=True)
 
     def __call__(
         self, state: State, server: Params, mean: Params, reports: list[Report]

@@ -19,14 +19,12 @@ The same without powers that overflow: with a_i = F_i^q / sum_j F_j^q the mean i
 Differs from the paper: p_i, the probability of being drawn, is what `participation` makes it, and
 no n_i enters the sum (as in the authors' code), so q = 0 is the uniform mean. F_i + 1e-10 inside
 powers, also theirs. With AdamW, 1 / eta does not estimate a Lipschitz constant; the nominal lr is
-used. Buffers (BatchNorm) are replaced by their mean. `as_coded=True` is FedGCR's code: every D_i is
-scaled by the loss of the last client, so all count the same; ||G_i||^2 is the sum over tensors of
-norms that are not squared; F_i is the running mean of the loss during local training.
+used. Buffers (BatchNorm) are replaced by their mean.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,33 +33,32 @@ from torch import Tensor, nn
 from fedbook.errors import FedbookError
 from fedbook.federation import Federation
 from fedbook.methods.fedavg import fedavg
-from fedbook.rounds import Equal, Local, Method, Report, Update, Weigh
-from fedbook.rounds.stages import Params, State
+from fedbook.rounds import Local, Method, Report, Update, Weigh
+from fedbook.rounds.params import Params
+from fedbook.rounds.stages import State, losses
 
 FLOOR = 1e-10
-
-
-def losses(reports: list[Report], training: bool = False) -> Tensor:
-    found = [r.train_loss if training else r.loss for r in reports]
-    return torch.tensor(found, dtype=torch.float64) + FLOOR
 
 
 @dataclass(frozen=True)
 class LossPower(Weigh):
     """a_i = F_i^q / sum_j F_j^q."""
 
-    needs_loss = True
     q: float = 1.0
+    loss: str | None = field(default="received", kw_only=True)
 
     def __call__(self, state: State, reports: list[Report]) -> tuple[Tensor, State]:
-        return self.q * losses(reports).log(), state
+        F = self.losses(reports) + FLOOR
+        return self.q * F.log(), state
 
 
 @dataclass(frozen=True)
 class DynamicStep(Update):
+    """The step s towards the mean."""
+
     q: float = 1.0
     lr: float = 0.1
-    as_coded: bool = False
+    loss: str | None = field(default="received", kw_only=True)
 
     def __post_init__(self) -> None:
         if not self.q >= 0:
@@ -74,31 +71,34 @@ class DynamicStep(Update):
     def init(self, federation: Federation, model: nn.Module) -> State:
         return {"names": [n for n, p in model.named_parameters() if p.requires_grad]}
 
+    def moved(self, local: Local) -> Tensor:
+        """eta ||G_i||^2."""
+        norms = [(w.detach() - local.received[n]).norm() for n, w in local.trained().items()]
+        return torch.stack(norms).square().sum() / self.lr
+
     def end(self, local: Local, sent: State, memory: State) -> State:
-        """eta ||G_i||^2, by which a client tells how far it went."""
-        new = dict(local.model.named_parameters())
-        norms = torch.stack(
-            [(new[n].detach() - w).norm() for n, w in local.received.items() if n in new]
-        )
-        return {"move": float(norms.sum() if self.as_coded else norms.square().sum() / self.lr)}
+        return {"move": float(self.moved(local))}
+
+    def length(self, a: Tensor, move: Tensor, F: Tensor) -> float:
+        """s."""
+        return float(1 / (1 + self.q * (a * move / F).sum()))
 
     def __call__(
         self, state: State, server: Params, mean: Params, reports: list[Report]
     ) -> tuple[Params, State]:
-        F = losses(reports, training=self.as_coded)
+        F = losses(reports, self.loss) + FLOOR
         a = torch.softmax(self.q * F.log(), 0)
         move = torch.tensor([r["move"] for r in reports], dtype=torch.float64)
-        s = float(1 / (1 + self.q * (a * move / F).sum()))
-        if self.as_coded:
-            s *= len(reports) * float(a[-1])
-        moved = {
-            n: torch.lerp(server[n], mean[n], s) if n in state["names"] else mean[n] for n in server
-        }
-        return moved, state | {"log": {"step": s}}
+        s = self.length(a, move, F)
+        new = dict(mean)
+        for name in state["names"]:
+            if name in server:  # not a layer that stays personal
+                new[name] = torch.lerp(server[name], mean[name], s)
+        return new, state | {"log": {"step": s}}
 
 
-def q_ffl(q: float = 1.0, as_coded: bool = False, **options: Any) -> Method:
-    """q-FFL with fairness `q`; `as_coded` as FedGCR's code has it; `options` are FedAvg's."""
+def q_ffl(q: float = 1.0, **options: Any) -> Method:
+    """q-FFL with fairness `q`; `options` are FedAvg's."""
     base = fedavg(**options)
-    weigh = Equal() if as_coded else LossPower(q)
-    return base.replace(name="q_ffl", weigh=weigh, update=DynamicStep(q, base.solve.lr, as_coded))
+    step = DynamicStep(q, base.solve.lr)
+    return base.replace(name="q_ffl", weigh=(LossPower(q),), update=step)

@@ -14,21 +14,20 @@ Li, Beirami, Sanjabi and Smith, "Tilted Empirical Risk Minimization", ICLR 2021.
 Differs from the paper: (2) weighs the models reached after local training, not single gradients;
 F_i is taken at the received model. Differs from the authors' federated code: there p_i = 1 / |S|,
 and the normaliser is a decaying mean over rounds (half old, half new) of exponentials shifted by
-each round's own largest loss, so the weights need not sum to 1. Here they do. `training_loss=True`
-is FedGCR's code: F_i is the running mean of the loss during local training. At its t = 0.01 the
-weights are those of FedAvg to about one per cent.
+each round's own largest loss, so the weights need not sum to 1. Here they do. At t = 0.01, the
+value of FedGCR's code, the weights are those of FedAvg to about one per cent.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedbook.methods.fedavg import fedavg
-from fedbook.rounds import BySize, Method, Report
+from fedbook.rounds import BySize, Method, Report, Weigh
 from fedbook.rounds.stages import State
 
 
@@ -38,26 +37,19 @@ def tilted(F: Tensor, log_p: Tensor, t: float) -> float:
 
 
 @dataclass(frozen=True)
-class Tilt(BySize):
-    needs_loss = True
+class Tilt(Weigh):
+    """The factor e^{t F_i} of (2); p_i is a factor of its own."""
+
     t: float = 0.1
+    loss: str | None = field(default="received", kw_only=True)
 
     def __call__(self, state: State, reports: list[Report]) -> tuple[Tensor, State]:
-        found = [r.loss if self.needs_loss else r.train_loss for r in reports]
-        F, log_n = torch.tensor(found, dtype=torch.float64), super().__call__(state, reports)[0]
-        assert isinstance(log_n, Tensor)
-        return log_n + self.t * F, {
-            "log": {"tilted_loss": tilted(F, log_n.log_softmax(0), self.t)}
-        }  # (2)
+        F = self.losses(reports)
+        p = torch.tensor([r.size for r in reports], dtype=torch.float64)
+        log = {"tilted_loss": tilted(F, p.log().log_softmax(0), self.t)}
+        return self.t * F, {"log": log}  # (2)
 
 
-@dataclass(frozen=True)
-class TiltTraining(Tilt):
-    late, needs_loss = True, False
-
-
-def term(t: float = 0.1, training_loss: bool = False, **options: Any) -> Method:
-    """TERM with tilt `t`; `training_loss` as FedGCR's code has it; `options` are FedAvg's."""
-    return fedavg(**options).replace(
-        name="term", weigh=TiltTraining(t) if training_loss else Tilt(t)
-    )
+def term(t: float = 0.1, **options: Any) -> Method:
+    """TERM with tilt `t`; `options` are FedAvg's."""
+    return fedavg(**options).replace(name="term", weigh=(BySize(), Tilt(t)))

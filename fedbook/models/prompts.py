@@ -34,17 +34,6 @@ from fedbook.models import cache
 Moments = tuple[tuple[float, ...], tuple[float, ...]]
 
 
-class Head(nn.Linear):
-    """The linear classifier W_C (phi in FedGCR), with dropout on the feature it reads."""
-
-    def __init__(self, features: int, num_classes: int, dropout: float = 0.0) -> None:
-        super().__init__(features, num_classes)
-        self.dropout = dropout
-
-    def forward(self, z: Tensor) -> Tensor:
-        return super().forward(F.dropout(z, self.dropout, self.training) if self.dropout else z)
-
-
 class Rescale(nn.Module):
     """Images normalised by one mean and deviation, as a network that was trained with another
     expects them.
@@ -105,7 +94,8 @@ class PromptedViT(nn.Module):
         self.prompts = nn.ParameterDict(
             {str(layer): self._new(counts[layer], self.width) for layer in counts}
         )
-        self.head = Head(self.width, num_classes, dropout)
+        self.head = nn.Linear(self.width, num_classes)  # W_C (phi in FedGCR)
+        self.dropout = nn.Dropout(dropout)  # on z, so that every term of the objective feels it
         self.rescale = rescale or nn.Identity()
         self._image_tokens = backbone.patch_embed.num_patches + backbone.num_prefix_tokens
         self._read = 1 if backbone.global_pool == "token" else self._image_tokens
@@ -168,7 +158,7 @@ class PromptedViT(nn.Module):
     def embed(self, x: Tensor, cls: Tensor | None = None, tokens: Tensor | None = None) -> Tensor:
         """z(x) [B, d]."""
         if not self.prompts and cls is not None:
-            return cls
+            return self.dropout(cls)
         t, at = self.tokens(x) if tokens is None else tokens, 1
         for layer in sorted(map(int, self.prompts)):
             t = self.run(t, at, layer - 1)
@@ -176,7 +166,7 @@ class PromptedViT(nn.Module):
                 t[:, : self._image_tokens] if self.replace else t, self.prompts[str(layer)]
             )
             at = layer
-        return self.finish(t, at)
+        return self.dropout(self.finish(t, at))
 
     def forward(self, x: Tensor, **extra: Tensor) -> Tensor:
         return self.head(self.embed(x, **extra))
@@ -247,7 +237,8 @@ class FedGC(PromptedViT):
             if self.tiled and self.training
             else h[:, None]
         )
-        return self.finish(self.insert(t, p + shift))  # stage 2, [x | p + h] (Alg. 1 line 6)
+        z = self.finish(self.insert(t, p + shift))  # stage 2, [x | p + h] (Alg. 1 line 6)
+        return self.dropout(z)
 
 
 class Selector(nn.Module):
@@ -407,7 +398,8 @@ class FGPT(PromptedViT):
             t = self.insert(t, shared)  # (2)
         t = self.run(t, 1, self.layer - 1).repeat_interleave(k, 0)
         t = self.insert(t, self.group_prompts(g).view(len(t), 1, -1))  # (3)
-        return self.finish(t, self.layer).view(len(g), k, -1).mean(1)  # (4), Alg. 3
+        z = self.finish(t, self.layer).view(len(g), k, -1).mean(1)  # (4), Alg. 3
+        return self.dropout(z)
 
 
 def middle(depth: int) -> int:

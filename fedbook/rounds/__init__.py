@@ -2,12 +2,14 @@
 
 from fedbook.rounds.device import Device
 from fedbook.rounds.evaluation import Scores, evaluate
-from fedbook.rounds.loop import Record, Simulation, simulate
+from fedbook.rounds.loop import Simulation, simulate
+from fedbook.rounds.record import Record
 from fedbook.rounds.stages import (
     Batch,
     BySize,
     CrossEntropy,
     Equal,
+    Grouping,
     Local,
     LocalSolver,
     Method,
@@ -28,6 +30,7 @@ __all__ = [
     "CrossEntropy",
     "Device",
     "Equal",
+    "Grouping",
     "Local",
     "LocalSolver",
     "Method",

@@ -27,6 +27,7 @@ class Device:
     bf16: bool = False
     channels_last: bool = False
     compile: bool = False
+    together: int = 10  # clients of a round that the lock-step engine trains at once
 
     @staticmethod
     def of(device: str | torch.device | Device) -> Device:

@@ -28,8 +28,9 @@ def predict(
     model: nn.Module,
     federation: Federation,
     index: Tensor,
+    *,
     device: Device,
-    extra: dict[str, Tensor],
+    precomputed: dict[str, Tensor],
     batch: int = 512,
 ) -> tuple[Tensor, Tensor]:
     """Loss and predicted class of each sample at `index`, in eval mode."""
@@ -37,10 +38,9 @@ def predict(
     model.eval()
     losses, classes = [], []
     for part in index.split(batch):
+        known = {name: t[part] for name, t in precomputed.items()}
         with device.autocast():
-            logits = model(
-                device.images(federation.inputs(part)), **{k: v[part] for k, v in extra.items()}
-            )
+            logits = model(device.images(federation.inputs(part)), **known)
         losses.append(F.cross_entropy(logits.float(), federation.y[part], reduction="none"))
         classes.append(logits.argmax(1))
     model.train(was_training)
@@ -48,7 +48,7 @@ def predict(
 
 
 def score(
-    owner: Tensor, clients: int, loss: Tensor, predicted: Tensor, y: Tensor, classes: int
+    owner: Tensor, clients: int, *, loss: Tensor, predicted: Tensor, y: Tensor, classes: int
 ) -> Scores:
     """Means over each owner's samples; macro-F1 over the classes that occur in its labels."""
     n = torch.bincount(owner, minlength=clients)
@@ -73,35 +73,34 @@ def evaluate(
     model: nn.Module,
     federation: Federation,
     clients: Sequence[Client] | None = None,
+    *,
     part: str = "test",
     device: str | Device = "auto",
-    extra: dict[str, Tensor] | None = None,
+    precomputed: dict[str, Tensor] | None = None,
 ) -> Scores:
-    """One model on every client's test (or train) samples; samples shared by several clients are
-    computed once.
+    """Score one model on every client's test (or train) samples.
 
-    `federation` may be another one than the model was trained on: that is how never-seen clients
-    are scored.
+    Samples that several clients share are computed once. `federation` may be another one than the
+    model was trained on: that is how never-seen clients are scored.
     """
     device = Device.of(device)
     clients = federation.clients if clients is None else clients
     rows = [getattr(c, part) for c in clients]
     index, back = torch.unique(torch.cat(rows), return_inverse=True)
-    loss, predicted = predict(
-        model, federation, index, device, precomputed(model, federation) if extra is None else extra
-    )
+    known = precompute(model, federation) if precomputed is None else precomputed
+    loss, predicted = predict(model, federation, index, device=device, precomputed=known)
     owner = torch.repeat_interleave(torch.tensor([len(r) for r in rows]).to(index.device))
     return score(
         owner,
         len(clients),
-        loss[back],
-        predicted[back],
-        federation.y[index][back],
-        federation.num_classes,
+        loss=loss[back],
+        predicted=predicted[back],
+        y=federation.y[index][back],
+        classes=federation.num_classes,
     )
 
 
-def precomputed(model: nn.Module, federation: Federation) -> dict[str, Tensor]:
+def precompute(model: nn.Module, federation: Federation) -> dict[str, Tensor]:
     """Per-sample tensors that depend on no trained parameter, if the model offers any."""
     offer: Callable[[Federation], dict[str, Any]] | None = getattr(model, "precompute", None)
     return offer(federation) if offer else {}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import hashlib
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,93 +17,19 @@ from fedbook.errors import FedbookError
 from fedbook.federation import Client, Federation
 from fedbook.rounds.checkpoint import Checkpoint
 from fedbook.rounds.device import Device
-from fedbook.rounds.evaluation import Scores, evaluate, precomputed
-from fedbook.rounds.stages import Local, Method, Params, Report, State, Update
-from fedbook.rounds.weights import WeightedSum, Weights
+from fedbook.rounds.evaluation import Scores, evaluate, precompute
+from fedbook.rounds.lockstep import choose
+from fedbook.rounds.params import Params, clone, copy_into, shared_state
+from fedbook.rounds.record import Record, Traffic
+from fedbook.rounds.seeds import generator, stream
+from fedbook.rounds.stages import Local, Method, Report, State, numbered
+from fedbook.rounds.weights import LogWeights, WeightedSum, Weights, add
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SCORES = ("loss", "acc", "f1")
 EXPLODED = 1e6  # a mean training loss beyond this is reported as divergence
-
-
-@dataclass
-class Record:
-    """What happened in one round. `test_*` are the global model's scores, `personal_*` the clients'
-    own models'.
-    """
-
-    round: int
-    participants: list[int]
-    weights: list[float]
-    train_loss: dict[int, float]
-    train_acc: dict[int, float]
-    bytes_up: int
-    bytes_down: int
-    seconds: float
-    test_loss: list[float] | None = None
-    test_acc: list[float] | None = None
-    test_f1: list[float] | None = None
-    personal_loss: list[float] | None = None
-    personal_acc: list[float] | None = None
-    personal_f1: list[float] | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Record:
-        for name in ("train_loss", "train_acc"):
-            data[name] = {int(k): v for k, v in data[name].items()}
-        return cls(**data)
-
-
-def stream(*key: int | str) -> int:
-    """A seed of its own for every (run, purpose, round, client): no draw depends on who was drawn
-    before.
-    """
-    return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:7], "big")
-
-
-def generator(*key: int | str) -> torch.Generator:
-    return torch.Generator().manual_seed(stream(*key))
-
-
-def shared_state(model: nn.Module) -> Params:
-    """What a model can share, by name: trainable parameters, and buffers unless they sit beside
-    frozen parameters.
-    """
-    frozen = set()
-    for prefix, module in model.named_modules():
-        own = list(module.parameters(recurse=False))
-        if any(not p.requires_grad for p in own):
-            frozen |= {
-                f"{prefix}.{n}" if prefix else n for n, _ in module.named_buffers(recurse=False)
-            }
-    return {
-        name: t.detach()
-        for name, t in model.state_dict(keep_vars=True).items()
-        if (t.requires_grad if isinstance(t, nn.Parameter) else name not in frozen)
-    }
-
-
-def count_bytes(value: Any) -> int:
-    """Bytes of everything in a nest of tensors and numbers (4 per float, 8 per int)."""
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, dict):
-        return sum(map(count_bytes, value.values()))
-    if isinstance(value, (list, tuple)):
-        return sum(map(count_bytes, value))
-    return 4 if isinstance(value, float) else 8 if isinstance(value, int) else 0
-
-
-@torch.no_grad()
-def copy_into(target: Params, source: Params) -> None:
-    if names := list(source):
-        torch._foreach_copy_([target[n] for n in names], [source[n] for n in names])
 
 
 class Simulation:
@@ -115,6 +40,7 @@ class Simulation:
         method: Method,
         federation: Federation,
         model: nn.Module,
+        *,
         rounds: int,
         seed: int,
         device: Device,
@@ -122,20 +48,47 @@ class Simulation:
         checkpoint_every: int,
         evaluate_every: int,
         quiet: bool,
+        engine: str,
     ) -> None:
-        for name, value in (
-            ("rounds", rounds),
-            ("evaluate_every", evaluate_every),
-            ("checkpoint_every", checkpoint_every),
-        ):
+        numbers = {"rounds": rounds, "evaluate_every": evaluate_every}
+        for name, value in (numbers | {"checkpoint_every": checkpoint_every}).items():
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise FedbookError(
                     f"{name} must be a whole number of at least 1, got {value!r}", f"try {name}=10"
                 )
-        self.method, self.rounds, self.seed, self.device = method, rounds, seed, device
-        self.every, self.checkpoint_every, self.quiet = evaluate_every, checkpoint_every, quiet
+        self.method = method
+        self.rounds = rounds
+        self.seed = seed
+        self.device = device
+        self.quiet = quiet
+        self._every = evaluate_every
+        self._checkpoint_every = checkpoint_every
         self.federation = federation.to(device.torch)
-        for stage in method.stages().values():
+        self.model = self._adapt(own_copy(model, device.torch))
+        self._live = shared_state(self.model)  # views of the resident model, written in place
+        self._kept: list[str] = []
+        if method.personal is not None:
+            keeps = method.personal.keeps
+            self._kept = [name for name in self._live if keeps(name, self.model)]
+        start = clone(self._live)
+        self._initial: Params = {name: start.pop(name) for name in self._kept}
+        self.params: Params = start
+        self.precomputed = precompute(self.model, self.federation)
+        self.state: dict[str, State] = {}
+        for slot, stage in method.stages().items():
+            self.state[slot] = stage.init(self.federation, self.model)
+        self.engine, self._engine = choose(self, engine)
+        self.memory: dict[int, dict[str, State]] = {}
+        self.records: list[Record] = []
+        self._saved = 0
+        self._checkpoint: Checkpoint | None = None
+        if checkpoint is not None:
+            self._checkpoint = Checkpoint(checkpoint, self._identity())
+            self._resume()
+
+    def _adapt(self, model: nn.Module) -> nn.Module:
+        """The model as the stages want it, on the device; refuse one that cannot be trained."""
+        for stage in self.method.stages().values():
             model = stage.adapt(model, self.federation)
         for name in ("embed", "head"):
             if not callable(getattr(model, name, None)):
@@ -145,29 +98,14 @@ class Simulation:
                 )
         if type(model).forward is nn.Module.forward:
             raise FedbookError(
-                "the model has no forward", "add forward(x, **extra) = head(embed(x, **extra))"
+                "the model has no forward",
+                "add forward(x, **precomputed) = head(embed(x, **precomputed))",
             )
-        self.model = device.place(model)
-        self.live = shared_state(self.model)  # views of the resident model, written in place
-        if not any(isinstance(p, nn.Parameter) for p in self.model.parameters() if p.requires_grad):
+        if not any(p.requires_grad for p in model.parameters()):
             raise FedbookError(
                 "the model has no trainable parameter", "unfreeze its head or add prompts"
             )
-        keeps = method.personal.keeps if method.personal else lambda name: False
-        self.kept = [n for n in self.live if keeps(n)]
-        self.params: Params = {n: t.clone() for n, t in self.live.items() if n not in self.kept}
-        self.initial: Params = {n: self.live[n].clone() for n in self.kept}
-        self.extra = precomputed(self.model, self.federation)
-        self.state: dict[str, State] = {
-            s: stage.init(self.federation, self.model) for s, stage in method.stages().items()
-        }
-        self.memory: dict[int, dict[str, State]] = {}
-        self.records: list[Record] = []
-        self.saved = 0
-        self.checkpoint: Checkpoint | None = None
-        if checkpoint is not None:
-            self.checkpoint = Checkpoint(checkpoint, self._identity())
-            self._resume()
+        return self.device.place(model)
 
     # -- iterating ---------------------------------------------------------------------------------
     def __iter__(self) -> Iterator[Record]:
@@ -185,14 +123,12 @@ class Simulation:
         for t in bar:
             record = self.step(t)
             self.records.append(record)
-            if self.checkpoint and (t % self.checkpoint_every == 0 or t == self.rounds):
-                self.checkpoint.save(
-                    t, self._state(), [r.to_json() for r in self.records[self.saved :]]
-                )
-                self.saved = len(self.records)
-            scores = record.personal_acc if record.test_acc is None else record.test_acc
-            if scores is not None:
-                bar.set_postfix(accuracy=f"{sum(scores) / len(scores):.3f}")
+            if self._checkpoint and (t % self._checkpoint_every == 0 or t == self.rounds):
+                new = [r.to_json() for r in self.records[self._saved :]]
+                self._checkpoint.save(t, self._state(), new)
+                self._saved = len(self.records)
+            if record.accuracy is not None:
+                bar.set_postfix(accuracy=f"{record.accuracy:.3f}")
             yield record
         self.load(self.params)
 
@@ -203,9 +139,7 @@ class Simulation:
         return self
 
     def frame(self) -> pd.DataFrame:
-        """One row per round and client: global and personal scores, and who took part with which
-        weight.
-        """
+        """One row per round and client: scores, and who took part with which weight."""
         import pandas as pd
 
         rows = []
@@ -216,28 +150,34 @@ class Simulation:
                     "round": r.round,
                     "client": c.id,
                     "type": self.federation.type_names[c.type],
-                }
-                row |= {
                     "weight": weight.get(c.id, 0.0),
                     "train_loss": r.train_loss.get(c.id),
                     "train_acc": r.train_acc.get(c.id),
                 }
-                for name in (
-                    "test_loss",
-                    "test_acc",
-                    "test_f1",
-                    "personal_loss",
-                    "personal_acc",
-                    "personal_f1",
-                ):
-                    scores = getattr(r, name)
-                    row[name] = None if scores is None else scores[i]
+                for kind in ("test", "personal"):
+                    for score in SCORES:
+                        values = getattr(r, f"{kind}_{score}")
+                        row[f"{kind}_{score}"] = None if values is None else values[i]
                 rows.append(row)
         return pd.DataFrame(rows)
 
+    def __repr__(self) -> str:
+        done = f"{len(self.records)} of {self.rounds} rounds"
+        last = f", {self.records[-1]!r}" if self.records else ""
+        return f"Simulation({self.method.name} on {len(self.federation)} clients, {done}{last})"
+
+    def _repr_html_(self) -> str:
+        from fedbook.html import table
+
+        rows = []
+        for r in self.records[-10:]:
+            accuracy = "" if r.accuracy is None else f"{r.accuracy:.3f}"
+            rows.append([r.round, len(r.participants), accuracy, f"{r.bytes_up:,}"])
+        return table(repr(self), ["round", "clients", "accuracy", "bytes up"], rows)
+
     # -- one round ---------------------------------------------------------------------------------
     def step(self, t: int) -> Record:
-        """Sample, measure, train, weigh, update, evaluate."""
+        """Round t, with random numbers of its own."""
         began = time.perf_counter()
         cuda = [self.device.torch] if self.device.torch.type == "cuda" else []
         with torch.random.fork_rng(devices=cuda):
@@ -246,171 +186,215 @@ class Simulation:
         return record
 
     def _round(self, t: int) -> Record:
-        method, stages, up, down = self.method, self.method.stages(), 0, 0
-        if t == 1:
-            for stage in stages.values():
-                once_up, once_down = stage.once(self.federation)
-                up, down = up + once_up, down + once_down
+        """Sample, measure, train, aggregate, update, record."""
+        method = self.method
+        traffic = self._once() if t == 1 else Traffic()
 
-        chosen, self.state["sample"] = method.sample(  # 1. who takes part
-            self.state["sample"], self.federation, t, generator(self.seed, "sample", t)
-        )
-        participants = sorted(
-            chosen
-        )  # everything below happens in id order, whatever order they were drawn in
-        reports = [Report(id, len(self.federation.client(id).train)) for id in participants]
+        rng = generator(self.seed, "sample", t)
+        chosen, self.state["sample"] = method.sample(self.state["sample"], self.federation, t, rng)
+        reports = []
+        for id in sorted(chosen):  # from here on everything happens in id order
+            reports.append(Report(id=id, size=len(self.federation.client(id).train)))
 
-        measuring = [s for s in stages if stages[s].overrides("measure")]
-        if measuring or any(
-            stage.needs_loss for stage in stages.values()
-        ):  # 2. what they measure at the received model
-            if any(stage.needs_loss for stage in stages.values()):
-                for report, loss in zip(reports, self._losses(participants, t)):
-                    report.loss = loss
-                    up += 4
-            for report in reports if measuring else []:
-                local = self._turn(report.id, t, "measure")
-                self.model.eval()
-                for s in measuring:
-                    self._receive(report, stages[s].measure(local, local.memory.setdefault(s, {})))
-            up += sum(count_bytes(r.values) for r in reports)
-            for s, stage in stages.items():
-                self.state[s] = stage.prepare(self.state[s], reports)
-        measured = sum(count_bytes(r.values) for r in reports)
+        self._measure(reports, t, traffic)
+        uploads = self._engine(reports, t, traffic)
+        mean, weights = self._aggregate(reports, uploads)
 
-        late = method.weigh.late or method.update.wants_uploads
-        if not method.weigh.late:
-            weights, total = self._weigh(reports)
-        uploads: list[Params] = []
-        train_loss: dict[int, float] = {}
-        train_acc: dict[int, float] = {}
-        for report in reports:  # 3. local training: objective and solver
-            local = self._turn(report.id, t, "train")
-            down += count_bytes(local.received)
-            for s, stage in stages.items():
-                local.sent[s] = stage.send(self.state[s], report.id)
-                stage.begin(local, local.sent[s], local.memory.setdefault(s, {}))
-            down += count_bytes(local.sent)
-            torch.manual_seed(stream(self.seed, "dropout", t, report.id))
-            outcome = method.solve(local, local.sent["solve"], local.memory["solve"])
-            report.train_loss, train_acc[report.id] = self._check(outcome, report.id, t)
-            train_loss[report.id] = report.train_loss
-            for s, stage in stages.items():
-                self._receive(report, stage.end(local, local.sent[s], local.memory[s]))
-            self._remember(local)
-            upload = {n: self.live[n] for n in self.params}
-            up += count_bytes(upload) + (8 if upload else 0)  # and n_k, unless nothing is shared
-            if late:
-                uploads.append({n: v.clone() for n, v in upload.items()})
-            else:
-                total.add(upload)
-        up += sum(count_bytes(r.values) for r in reports) - measured
-
-        if method.weigh.late:
-            weights, total = self._weigh(reports)  # 4. what each counts
-        for report, upload in zip(reports, uploads):
-            total.add(upload)
-            if method.update.wants_uploads:
-                report.values["upload"] = upload
-        mean = total.result()
-        self.params, self.state["update"] = method.update(
-            self.state["update"], self.params, mean, reports
-        )  # 5.
-        extra = {
-            f"{s}.{k}": v for s, st in self.state.items() for k, v in st.get("log", {}).items()
-        }
-
-        scores = personal = None
-        if t % self.every == 0 or t == self.rounds:
-            if not self.kept and not (method.personal and method.personal.alone):
-                self.load(self.params)
-                scores = evaluate(
-                    self.model, self.federation, None, "test", self.device, self.extra
-                )
-            personal = self._personal(t) if method.personal else None
-        found = {
-            f"{kind}_{n}": getattr(of, n, None)
-            for kind, of in (("test", scores), ("personal", personal))
-            for n in SCORES
-        }
-        return Record(
-            t,
-            participants,
-            weights.default,
-            train_loss,
-            train_acc,
-            up,
-            down,
-            0.0,
-            **found,
-            extra=extra,
-        )
+        server = self.state["update"]
+        self.params, self.state["update"] = method.update(server, self.params, mean, reports)
+        return self._record(t, reports, weights, traffic)
 
     # -- its parts ---------------------------------------------------------------------------------
+    def _once(self) -> Traffic:
+        """What is exchanged before the first round."""
+        traffic = Traffic()
+        for stage in self.method.stages().values():
+            up, down = stage.once(self.federation)
+            traffic.up += up
+            traffic.down += down
+        return traffic
+
+    def _measure(self, reports: list[Report], t: int, traffic: Traffic) -> None:
+        """What the participants tell of the model they receive, before anyone trains."""
+        stages = self.method.stages()
+        measuring = [slot for slot, stage in stages.items() if stage.overrides("measure")]
+        if "received" in self.method.reads:
+            for report, loss in zip(reports, self._losses(reports, t)):
+                report.loss = loss
+                traffic.receive(loss)
+        for report in reports if measuring else ():
+            local = self._turn(report, t, "measure")
+            self.model.eval()
+            for slot in measuring:
+                memory = local.memory.setdefault(slot, {})
+                self._receive(report, stages[slot].measure(local, memory), traffic)
+        if self.method.grouping is not None:
+            groups, self.state["grouping"] = self.method.grouping(self.state["grouping"], reports)
+            for report, group in zip(reports, groups):
+                report.group = group
+        for slot, stage in stages.items():
+            self.state[slot] = stage.prepare(self.state[slot], reports)
+
+    def _train(self, reports: list[Report], t: int, traffic: Traffic) -> Iterator[Params]:
+        """Each participant's parameters after training; they are gone when the next one trains."""
+        for report in reports:
+            local = self._begin(report, t, traffic)
+            outcome = self.method.solve(local, local.sent["solve"], local.memory["solve"])
+            yield self._end(local, report, outcome, traffic)
+
+    def _begin(self, report: Report, t: int, traffic: Traffic) -> Local:
+        """A client receives the model and what the stages send with it."""
+        local = self._turn(report, t, "train")
+        traffic.send(local.received)
+        for slot, stage in self.method.stages().items():
+            local.sent[slot] = stage.send(self.state[slot], report.id)
+            stage.begin(local, local.sent[slot], local.memory.setdefault(slot, {}))
+        traffic.send(local.sent)
+        torch.manual_seed(stream(self.seed, "dropout", t, report.id))
+        return local
+
+    def _end(
+        self, local: Local, report: Report, outcome: tuple[Tensor, Tensor], traffic: Traffic
+    ) -> Params:
+        """A client has trained: the server receives what it sends."""
+        report.train_loss, report.train_acc = self._check(outcome, report.id, local.round)
+        for slot, stage in self.method.stages().items():
+            sent = stage.end(local, local.sent[slot], local.memory[slot])
+            self._receive(report, sent, traffic)
+        if self._kept:
+            local.memory["kept"] = clone({name: self._live[name] for name in self._kept})
+        upload = {name: self._live[name] for name in self.params}
+        traffic.receive([upload, report.size] if upload else [])
+        return upload
+
+    def _aggregate(
+        self, reports: list[Report], uploads: Iterator[Params]
+    ) -> tuple[Params, Weights]:
+        """The weighted mean of what the participants upload."""
+        if "training" in self.method.reads:  # weights that are known only after training
+            uploads = iter([clone(upload) for upload in uploads])
+        weights = self._weigh(reports)
+        total = WeightedSum(self.params, weights)
+        for report, upload in zip(reports, uploads):
+            total.add(upload)
+            if self.method.update.uploads:
+                report.values["upload"] = clone(upload)
+        return total.result(), weights
+
+    def _weigh(self, reports: list[Report]) -> Weights:
+        """Normalised weights of the participants: the factors' log-weights add up."""
+        total: LogWeights = torch.zeros(len(reports), dtype=torch.float64)
+        for slot, factor in numbered("weigh", self.method.weigh).items():
+            scores, self.state[slot] = factor(self.state[slot], reports)
+            total = add(total, scores)
+        return Weights(total, [r.id for r in reports])
+
+    def _record(self, t: int, reports: list[Report], weights: Weights, traffic: Traffic) -> Record:
+        """What is kept of the round, with the scores if it is time to test."""
+        record = Record(
+            round=t,
+            participants=[r.id for r in reports],
+            weights=weights.default,
+            train_loss={r.id: r.train_loss for r in reports if r.train_loss is not None},
+            train_acc={r.id: r.train_acc for r in reports if r.train_acc is not None},
+            bytes_up=traffic.up,
+            bytes_down=traffic.down,
+            log=self._log(),
+        )
+        if t % self._every == 0 or t == self.rounds:
+            found = {}
+            if self.has_global:
+                self.load(self.params)
+                found["test"] = self.evaluate(self.model)
+            if self.method.personal is not None:
+                found["personal"] = self._personal(t)
+            for kind, scores in found.items():
+                for name in SCORES:
+                    setattr(record, f"{kind}_{name}", getattr(scores, name))
+        return record
+
+    def _log(self) -> dict[str, Any]:
+        """What the stages left in their states to be recorded."""
+        log: dict[str, Any] = {}
+        for state in self.state.values():
+            new = state.get("log", {})
+            self._unique("log", log, new)
+            log |= new
+        return log
+
+    @property
+    def has_global(self) -> bool:
+        """Whether there is one model for everybody."""
+        alone = self.method.personal is not None and self.method.personal.alone
+        return not (self._kept or alone)
+
     def load(self, params: Params) -> None:
         """Write parameters into the resident model, in place."""
-        copy_into(self.live, params)
+        copy_into(self._live, params)
 
-    def _turn(self, id: int, t: int, purpose: str) -> Local:
+    def evaluate(
+        self, model: nn.Module, clients: list[Client] | None = None, part: str = "test"
+    ) -> Scores:
+        """A model on the clients' test (or train) samples."""
+        return evaluate(
+            model,
+            self.federation,
+            clients,
+            part=part,
+            device=self.device,
+            precomputed=self.precomputed,
+        )
+
+    def _turn(self, report: Report, t: int, purpose: str) -> Local:
         """Give the resident model to a client: the parameters it receives, and its own layers."""
+        id = report.id
         memory = self.memory.setdefault(id, {})
         received = self.method.update.download(self.state["update"], self.params, id)
         self.load(received)
-        if self.kept:
-            self.load(memory.get("kept", self.initial))
-        rng = generator(self.seed, purpose, t, id)
-        client = self.federation.client(id)
-        terms = self.method.objective
+        if self._kept:
+            self.load(memory.get("kept", self._initial))
         return Local(
-            client,
-            self.federation,
-            self.model,
-            received,
-            t,
-            rng,
-            self.device,
-            terms,
-            {},
-            memory,
-            self.extra,
+            client=self.federation.client(id),
+            federation=self.federation,
+            model=self.model,
+            received=received,
+            terms=self.method.objective,
+            round=t,
+            rounds=self.rounds,
+            generator=generator(self.seed, purpose, t, id),
+            device=self.device,
+            memory=memory,
+            report=report.values,
+            precomputed=self.precomputed,
         )
 
-    def _losses(self, ids: list[int], t: int) -> list[float]:
-        """Each client's mean loss at the model it receives, in one pass where all receive the
-        same.
-        """
-        clients = [self.federation.client(id) for id in ids]
-        same = not self.kept and type(self.method.update).download is Update.download
+    def _losses(self, reports: list[Report], t: int) -> list[float]:
+        """Each client's mean loss at the model it receives; one pass where all get the same."""
+        same = not self._kept and not self.method.update.overrides_download()
         found: list[float] = []
-        for group in [clients] if same else [[c] for c in clients]:
-            self._turn(group[0].id, t, "measure")
-            found += evaluate(
-                self.model, self.federation, group, "train", self.device, self.extra
-            ).loss
+        for group in [reports] if same else [[r] for r in reports]:
+            self._turn(group[0], t, "measure")
+            clients = [self.federation.client(r.id) for r in group]
+            found += self.evaluate(self.model, clients, "train").loss
         return found
 
-    def _remember(self, local: Local) -> None:
-        if self.kept:
-            local.memory["kept"] = {n: self.live[n].clone() for n in self.kept}
-
-    def _receive(self, report: Report, values: State) -> None:
-        if clash := report.values.keys() & values.keys():
-            raise FedbookError(
-                f"two stages of {self.method.name} report {sorted(clash)}", "give one another name"
-            )
+    def _receive(self, report: Report, values: State, traffic: Traffic) -> None:
+        self._unique("report", report.values, values)
         report.values |= values
+        traffic.receive(values)
 
-    def _weigh(self, reports: list[Report]) -> tuple[Weights, WeightedSum]:
-        scores, self.state["weigh"] = self.method.weigh(self.state["weigh"], reports)
-        weights = Weights(scores, [r.id for r in reports])
-        return weights, WeightedSum(self.params, weights)
+    def _unique(self, what: str, known: State, new: State) -> None:
+        if clash := known.keys() & new.keys():
+            raise FedbookError(
+                f"two stages of {self.method.name} {what} {sorted(clash)}", "give one another name"
+            )
 
     def _check(self, outcome: tuple[Tensor, Tensor], id: int, t: int) -> tuple[float, float]:
         """The client's loss and accuracy as numbers; divergence stops the run and leaves the last
         good checkpoint.
         """
         norms = torch._foreach_norm([p for p in self.model.parameters() if p.requires_grad])
-        loss, acc, norm = torch.stack([outcome[0], outcome[1], torch.stack(norms).sum()]).tolist()
+        loss, acc, norm = torch.stack([*outcome, torch.stack(norms).sum()]).tolist()
         if not (math.isfinite(norm) and abs(loss) < EXPLODED):
             raise FedbookError(
                 f"training diverged: client {id}, round {t}, loss {loss:.3g}, parameter norm "
@@ -422,28 +406,24 @@ class Simulation:
 
     def _personal(self, t: int) -> Scores:
         """Every client's own model on its own test samples."""
-        assert self.method.personal is not None
-        found = []
+        found: dict[str, list[float]] = {name: [] for name in SCORES}
         for c in self.federation.clients:
-            found.append(
-                evaluate(
-                    self.personal_model(c, t), self.federation, [c], "test", self.device, self.extra
-                )
-            )
-        return Scores(*([x for s in found for x in getattr(s, name)] for name in SCORES))
+            scores = self.evaluate(self.personal_model(c, t), [c])
+            for name in SCORES:
+                found[name] += getattr(scores, name)
+        return Scores(**found)
 
     def personal_model(self, client: Client, t: int | None = None) -> nn.Module:
-        """The resident model, holding the weights this client is tested with (until the next
-        call).
-        """
+        """The resident model with the weights this client is tested with (until the next call)."""
         if self.method.personal is None:
             raise FedbookError(
                 f"{self.method.name} has no personal models", "use run.model, the global one"
             )
         known = client.id in self.memory
-        local = self._turn(client.id, len(self.records) if t is None else t, "personal")
+        t = len(self.records) if t is None else t
+        local = self._turn(Report(id=client.id, size=len(client.train)), t, "personal")
         sent = self.method.personal.send(self.state["personal"], client.id)
-        torch.manual_seed(stream(self.seed, "personal", local.round, client.id))
+        torch.manual_seed(stream(self.seed, "personal", t, client.id))
         self.method.personal.load(local, sent, local.memory.get("personal", {}))
         if not known:
             del self.memory[client.id]
@@ -451,49 +431,63 @@ class Simulation:
 
     # -- resuming ----------------------------------------------------------------------------------
     def _identity(self) -> dict[str, Any]:
-        """What must be the same when a run goes on; of the trained weights only the shapes, their
-        values are state.
+        """Everything that must match before a checkpoint may be resumed.
+
+        Trained weights count by shape only.
         """
-        model = hashlib.sha256(repr([(n, tuple(t.shape)) for n, t in self.live.items()]).encode())
+        shapes = [(name, tuple(t.shape)) for name, t in self._live.items()]
+        digest = hashlib.sha256(repr(shapes).encode())
         for name, t in self.model.state_dict().items():
-            if name not in self.live:
-                model.update(
-                    name.encode()
-                    + t.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes()
-                )
+            if name not in self._live:
+                digest.update(name.encode())
+                flat = t.detach().cpu().flatten().contiguous()
+                digest.update(flat.view(torch.uint8).numpy().tobytes())
         return {
             "method": self.method.describe(),
             "federation": self.federation.fingerprint,
-            "model": model.hexdigest()[:16],
+            "model": digest.hexdigest()[:16],
             "seed": self.seed,
-            "evaluate_every": self.every,
+            "evaluate_every": self._every,
         }
 
     def _state(self) -> dict[str, Any]:
-        memory = {str(id): m for id, m in self.memory.items()}
         return {
             "params": self.params,
-            "initial": self.initial,
+            "initial": self._initial,
             "state": self.state,
-            "memory": memory,
+            "memory": {str(id): m for id, m in self.memory.items()},
         }
 
     def _resume(self) -> None:
-        assert self.checkpoint is not None
-        found = self.checkpoint.restore(self.device.torch)
+        assert self._checkpoint is not None
+        found = self._checkpoint.restore(self.device.torch)
         if found is None:
             return
         state, records = found
-        self.params, self.initial, self.state = state["params"], state["initial"], state["state"]
+        self.params = state["params"]
+        self._initial = state["initial"]
+        self.state = state["state"]
         self.memory = {int(id): m for id, m in state["memory"].items()}
         self.records = [Record.from_json(r) for r in records]
-        self.saved = len(self.records)
+        self._saved = len(self.records)
         if self.records and self.records[-1].round > self.rounds:
             raise FedbookError(
                 f"the checkpoint has {self.records[-1].round} rounds, {self.rounds} were asked for",
                 "ask for at least as many, or use another folder",
             )
         self.load(self.params)
+
+
+def own_copy(model: nn.Module, device: torch.device) -> nn.Module:
+    """A model that may be trained while the caller's stays as it is.
+
+    Frozen parameters that are on the device already are shared, not copied.
+    """
+    memo = {}
+    for p in model.parameters():
+        if not p.requires_grad and p.device == device:
+            memo[id(p)] = p
+    return copy.deepcopy(model, memo)
 
 
 def simulate(
@@ -507,6 +501,7 @@ def simulate(
     checkpoint_every: int = 1,
     evaluate_every: int = 1,
     quiet: bool = False,
+    engine: str = "auto",
 ) -> Simulation:
     """Run a method on a federation.
 
@@ -516,17 +511,19 @@ def simulate(
     The same seed on the same machine gives the same result bit for bit. With `checkpoint=FOLDER` a
     run that was stopped at any instant goes on where it was and ends as if it had not been.
     Afterwards `run.model` holds the final global weights and `run.frame()` every client's scores.
-    The model passed in is used, not copied.
+    The model passed in stays as it is. `engine="loop"` trains the participants one after another,
+    "lockstep" all together where the method and the model allow it; "auto" takes the faster.
     """
     return Simulation(
         method,
         federation,
         model,
-        rounds,
-        seed,
-        Device.of(device),
-        checkpoint,
-        checkpoint_every,
-        evaluate_every,
-        quiet,
+        rounds=rounds,
+        seed=seed,
+        device=Device.of(device),
+        checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every,
+        evaluate_every=evaluate_every,
+        quiet=quiet,
+        engine=engine,
     )

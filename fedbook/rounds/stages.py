@@ -1,19 +1,24 @@
-"""The five stages of a round, as small objects with explicit state; a method is what it replaces.
+"""The stages of a round, as small objects with explicit state; a method is what it replaces.
 
     sample     who takes part                      Uniform
+    grouping   which participants belong together  None
     objective  what a client minimises             CrossEntropy, and any number of further terms
     solve      how it minimises                    LocalSolver (SGD or AdamW epochs)
-    weigh      what each client counts             BySize (n_k / sum n), Equal (1 / |S|)
+    weigh      what each client counts             BySize (n_k / sum n), and any number of factors
     update     how the server moves                Replace (by the weighted mean)
+    personal   what stays with a client            None
 
-and, for methods that have them, `personal`: what stays with a client and which model it is tested
-with.
+`objective` is a tuple whose losses add up. `weigh` is a tuple whose log-weights add up.
 
 A stage is a frozen dataclass of hyper-parameters. What it remembers between rounds lies outside it:
-a server `state` and one `memory` per client (dicts of tensors, numbers, strings and lists, all of
-it checkpointed). What travels is declared by returning it: `send` (server to client), `measure` and
-`end` (client to server). Those are counted in bytes, and so is `once`, for what is exchanged before
-the first round and then kept.
+a server `state` and one `memory` per client (dicts of tensors, numbers, strings and lists; all of
+it is checkpointed). A stage declares what travels by returning it: `send` (server to client),
+`measure` and `end` (client to server). Those are counted in bytes, and so is `once`, for what is
+exchanged before the first round and then kept.
+
+To record a number, leave it in the state: `{..., "log": {"q": 1.5}}`. It appears as
+`record.log["q"]` of that round and in stored results as `log.q`. Names are unique within a method;
+values are numbers, strings and lists of them.
 """
 
 from __future__ import annotations
@@ -22,9 +27,9 @@ import dataclasses
 import fnmatch
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -33,22 +38,29 @@ from torch import Tensor, nn
 from fedbook.errors import FedbookError
 from fedbook.federation import Client, Federation
 from fedbook.rounds.device import Device
-from fedbook.rounds.weights import Scores
+from fedbook.rounds.params import Params, clone, shared_state
+from fedbook.rounds.weights import LogWeights
+
+if TYPE_CHECKING:
+    from fedbook.rounds.lockstep import Step
 
 State = dict[str, Any]
-Params = dict[str, Tensor]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Report:
-    """What the server learns of one participant: its size, its loss at the received model, and what
-    stages sent up.
+    """What the server learns of one participant in one round.
+
+    `loss` is its mean loss at the model it received, `train_loss` that of its last local epoch,
+    `group` what the grouping says of it, `values` what the stages sent up.
     """
 
     id: int
     size: int
     loss: float | None = None
     train_loss: float | None = None
+    train_acc: float | None = None
+    group: int | None = None
     values: dict[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Any:
@@ -56,8 +68,7 @@ class Report:
 
 
 class Batch:
-    """Samples and labels; features and logits are computed once and shared by all terms of the
-    objective.
+    """Samples and labels of one step; features and logits are computed once, when first asked for.
 
     An objective that asks the model about something else than the samples may leave its logits in
     `scored`, for the training accuracy.
@@ -68,75 +79,114 @@ class Batch:
     def __init__(self, local: Local, index: Tensor) -> None:
         federation = local.federation
         self.model: Any = local.model
-        self.index, self.y = index, federation.y[index]
+        self.index = index
+        self.y = federation.y[index]
         self.x = local.device.images(federation.inputs(index))
-        self.extra = {name: t[index] for name, t in local.extra.items()}
+        self.precomputed = {name: t[index] for name, t in local.precomputed.items()}
 
     @cached_property
     def z(self) -> Tensor:
-        return self.model.embed(self.x, **self.extra)
+        return self.model.embed(self.x, **self.precomputed)
 
     @cached_property
     def logits(self) -> Tensor:
         return self.model.head(self.z)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Local:
-    """Everything a client has at hand during its turn."""
+    """Everything a client has at hand during its turn.
+
+    `received` are the parameters the server sent, `sent` what the stages sent with them and
+    `memory` what they remember of this client, both by slot; `report` is what it has sent up so
+    far in this turn. `precomputed` holds one row per sample of what no training changes.
+    """
 
     client: Client
     federation: Federation
     model: nn.Module
     received: Params
-    round: int
-    generator: torch.Generator
-    device: Device
-    terms: tuple[Objective, ...]
-    sent: dict[str, State]
-    memory: dict[str, State]
-    extra: dict[str, Tensor] = field(default_factory=dict)
+    terms: tuple[Objective, ...] = ()
+    round: int = 1
+    rounds: int = 1
+    generator: torch.Generator = field(default_factory=torch.Generator)
+    device: Device = field(default_factory=Device)
+    sent: dict[str, State] = field(default_factory=dict)
+    memory: dict[str, State] = field(default_factory=dict)
+    report: State = field(default_factory=dict)
+    precomputed: dict[str, Tensor] = field(default_factory=dict)
 
-    def batches(self, size: int, shuffle: bool = True) -> Iterator[Batch]:
-        """The client's training samples, each once; the last batch may be smaller."""
+    @classmethod
+    def of(
+        cls, federation: Federation, model: nn.Module, *, client: int = 0, **fields: Any
+    ) -> Local:
+        """The turn of one client outside a simulation, for a look at single terms.
+
+        local = Local.of(federation, model, client=0, terms=(CrossEntropy(),))
+        local.loss(next(local.batches(32)))
+        """
+        usual: dict[str, Any] = {"received": clone(shared_state(model)), "device": Device("cpu")}
+        fields = usual | fields
+        return cls(client=federation.client(client), federation=federation, model=model, **fields)
+
+    def parts(self, size: int, shuffle: bool = True) -> tuple[Tensor, ...]:
+        """The client's training samples in mini-batches, each once; the last may be smaller."""
         index = self.client.train
         if shuffle:
             index = index[torch.randperm(len(index), generator=self.generator).to(index.device)]
-        for part in index.split(size):
+        return index.split(size)
+
+    def batches(self, size: int, shuffle: bool = True) -> Iterator[Batch]:
+        """The same as batches, ready for the model."""
+        for part in self.parts(size, shuffle):
             yield Batch(self, part)
 
     def loss(self, batch: Batch) -> Tensor:
         """The sum of the objective's terms on a batch."""
+        losses = []
         with self.device.autocast():
-            terms = [
-                t(self, batch, self.sent.setdefault(slot, {}), self.memory.setdefault(slot, {}))
-                for slot, t in slots(self.terms)
-            ]
-        return terms[0] if len(terms) == 1 else torch.stack(terms).sum()
+            for slot, term in numbered("objective", self.terms).items():
+                sent = self.sent.setdefault(slot, {})
+                memory = self.memory.setdefault(slot, {})
+                losses.append(term(self, batch, sent, memory))
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The parameters that this client trains and that the server gave it."""
+        found = {}
+        for name, p in self.model.named_parameters():
+            if p.requires_grad and name in self.received:
+                found[name] = p
+        return found
+
+    @torch.no_grad()
+    def features(self, index: Tensor) -> Tensor:
+        """z of these samples under the model as it is, in eval mode."""
+        self.model.eval()
+        found = []
+        for part in index.split(256):
+            with self.device.autocast():
+                found.append(Batch(self, part).z)
+        return torch.cat(found)
 
 
-def slots(terms: tuple[Objective, ...]) -> list[tuple[str, Objective]]:
-    return [(f"objective.{i}", t) for i, t in enumerate(terms)]
+def numbered(slot: str, stages: tuple[Any, ...]) -> dict[str, Any]:
+    """objective.0, objective.1, ...: the slots of a tuple of stages."""
+    return {f"{slot}.{i}": stage for i, stage in enumerate(stages)}
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What any stage may do besides its own call. Everything is optional; nothing here means plain
+    """What any stage may do besides its own call. Everything is optional; doing nothing is
     FedAvg.
     """
-
-    needs_loss: ClassVar[bool] = (
-        False  # True: each participant reports its mean loss at the received model
-    )
 
     def adapt(self, model: nn.Module, federation: Federation) -> nn.Module:
         """Wrap or extend the model before anything starts."""
         return model
 
     def once(self, federation: Federation) -> tuple[int, int]:
-        """Bytes all clients together send up and receive before round 1, for what `adapt` put into
-        the model.
-        """
+        """Bytes all clients together send up and receive before round 1."""
         return 0, 0
 
     def init(self, federation: Federation, model: nn.Module) -> State:
@@ -162,9 +212,8 @@ class Stage:
         """On the client, just after training: what it sends up."""
         return {}
 
-    @classmethod
-    def overrides(cls, name: str) -> bool:
-        return getattr(cls, name) is not getattr(Stage, name)
+    def overrides(self, name: str) -> bool:
+        return getattr(type(self), name) is not getattr(Stage, name)
 
 
 class Sample(Stage):
@@ -175,30 +224,77 @@ class Sample(Stage):
         raise NotImplementedError
 
 
+class Grouping(Stage):
+    def __call__(self, state: State, reports: list[Report]) -> tuple[list[int], State]:
+        """The group of each participant, once per round, when all have measured.
+
+        Other stages read it as `report.group`.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
 class Objective(Stage):
+    """One term of what clients minimise.
+
+    `lockstep=False`: the term needs a pass of its own (derivatives of derivatives, other images),
+    so clients that use it train one after another. A term may offer `together(step, slot)`: its
+    value for all clients of a lock-step at once.
+    """
+
+    lockstep: bool = field(default=True, kw_only=True)
+
     def __call__(self, local: Local, batch: Batch, sent: State, memory: State) -> Tensor:
         """One term of the loss a client minimises."""
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
 class Weigh(Stage):
-    late: ClassVar[bool] = False  # True: weights depend on what clients report after training
+    """One factor of the clients' weights.
 
-    def __call__(self, state: State, reports: list[Report]) -> tuple[Scores, State]:
-        """Log-weights of the participants (any constant may be added), and the state for the next
-        round.
-        """
+    `loss` says which loss of the participants it reads: "received", at the model they receive;
+    "training", of their last local epoch, so that weights are known only after training; or None.
+    """
+
+    loss: str | None = field(default=None, kw_only=True)
+
+    def __call__(self, state: State, reports: list[Report]) -> tuple[LogWeights, State]:
+        """Log-weights of the participants (any constant may be added), and the next state."""
         raise NotImplementedError
 
+    def losses(self, reports: list[Report]) -> Tensor:
+        """The participants' losses, of the kind this stage reads."""
+        return losses(reports, self.loss)
 
+
+def losses(reports: list[Report], kind: str | None) -> Tensor:
+    """The participants' losses of one kind, "received" or "training"."""
+    if kind not in ("received", "training"):
+        raise FedbookError(
+            f"loss must be 'received' or 'training', got {kind!r}",
+            "'received' is measured before local training, 'training' during its last epoch",
+        )
+    found = [r.loss if kind == "received" else r.train_loss for r in reports]
+    return torch.tensor(found, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
 class Update(Stage):
-    wants_uploads: ClassVar[bool] = (
-        False  # True: `reports[k].values["upload"]` holds each participant's parameters
-    )
+    """`uploads=True`: `reports[k]["upload"]` holds each participant's parameters. `loss` as in
+    `Weigh`.
+    """
+
+    uploads: bool = field(default=False, kw_only=True)
+    loss: str | None = field(default=None, kw_only=True)
 
     def download(self, state: State, params: Params, id: int) -> Params:
         """The parameters a client receives."""
         return params
+
+    def overrides_download(self) -> bool:
+        """Whether clients receive different parameters."""
+        return type(self).download is not Update.download
 
     def __call__(
         self, state: State, server: Params, mean: Params, reports: list[Report]
@@ -209,20 +305,20 @@ class Update(Stage):
 
 @dataclass(frozen=True)
 class Personal(Stage):
-    """Parameters whose names match a pattern of `keep` never leave the client; everything else is
-    shared.
+    """Parameters whose names match a pattern of `keep` never leave the client.
+
+    `alone=True`: only the clients' own models are tested, no global one.
     """
 
-    alone: ClassVar[bool] = False  # True: no global model is tested, only the clients' own
-
     keep: tuple[str, ...] = ()
+    alone: bool = field(default=False, kw_only=True)
 
-    def keeps(self, name: str) -> bool:
+    def keeps(self, name: str, model: nn.Module) -> bool:
         return any(fnmatch.fnmatch(name, pattern) for pattern in self.keep)
 
     def load(self, local: Local, sent: State, memory: State) -> None:
-        """Turn `local.model`, holding the received and the client's own layers, into the model it
-        is tested with.
+        """Turn `local.model`, which holds the received and the client's own layers, into the model
+        it is tested with.
         """
 
 
@@ -238,8 +334,8 @@ class Uniform(Sample):
         wanted = p if isinstance(p, int) else max(1, round(p * clients))
         if not 1 <= wanted <= clients or (isinstance(p, float) and not 0 < p <= 1):
             raise FedbookError(
-                f"participation must be a fraction in (0, 1] or a number of the {clients} "
-                f"clients, got {p!r}",
+                f"participation must be a fraction in (0, 1] or a number of the {clients} clients, "
+                f"got {p!r}",
                 "1.0 means everybody",
             )
         return wanted
@@ -256,13 +352,16 @@ class CrossEntropy(Objective):
     def __call__(self, local: Local, batch: Batch, sent: State, memory: State) -> Tensor:
         return F.cross_entropy(batch.logits, batch.y)
 
+    def together(self, step: Step, slot: str) -> Tensor:
+        return step.layout.mean(F.cross_entropy(step.logits, step.y, reduction="none"))
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class LocalSolver(Stage):
     """E epochs of SGD or AdamW, started afresh each round.
 
-    `groups` gives some parameters settings of their own: (("prompts*", {"lr": 1e-2}), ...), first
-    match wins.
+    `param_groups` gives some parameters settings of their own, the first match wins:
+    (("prompts*", {"lr": 1e-2}), ...).
     """
 
     epochs: int = 1
@@ -272,15 +371,14 @@ class LocalSolver(Stage):
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float | None = None
-    groups: tuple[tuple[str, dict[str, float]], ...] = ()
+    param_groups: tuple[tuple[str, dict[str, float]], ...] = ()
 
     def __post_init__(self) -> None:
-        for name, low in (("epochs", 1), ("batch_size", 1)):
+        for name in ("epochs", "batch_size"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < low:
+            if not isinstance(value, int) or value < 1:
                 raise FedbookError(
-                    f"{name} must be a whole number of at least {low}, got {value!r}",
-                    f"try {name}={low}",
+                    f"{name} must be a whole number of at least 1, got {value!r}", f"try {name}=1"
                 )
         if not (self.lr >= 0 and math.isfinite(self.lr)):
             raise FedbookError(
@@ -292,13 +390,12 @@ class LocalSolver(Stage):
             )
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
-        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        left = {name: p for name, p in model.named_parameters() if p.requires_grad}
         groups: list[dict[str, Any]] = []
-        for pattern, settings in (*self.groups, ("*", {})):
-            chosen = [(n, p) for n, p in named if fnmatch.fnmatch(n, pattern)]
-            named = [(n, p) for n, p in named if not fnmatch.fnmatch(n, pattern)]
+        for pattern, settings in (*self.param_groups, ("*", {})):
+            chosen = [left.pop(name) for name in fnmatch.filter(left, pattern)]
             if chosen:
-                groups.append({"params": [p for _, p in chosen], **settings})
+                groups.append({"params": chosen, **settings})
         if self.optimizer == "adamw":
             return torch.optim.AdamW(groups, lr=self.lr, weight_decay=self.weight_decay)
         return torch.optim.SGD(
@@ -314,14 +411,23 @@ class LocalSolver(Stage):
         optimizer.step()
         return loss.detach()
 
+    def together(self, step: Step, optimizer: torch.optim.Optimizer) -> Tensor:
+        """The same for all clients of a lock-step, which differ in nothing but their parameters."""
+        losses = step.losses()
+        optimizer.zero_grad(set_to_none=True)
+        losses.sum().backward()
+        if self.clip is not None:
+            step.clip_gradient(self.clip)
+        step.move(optimizer)
+        return losses.detach()
+
     def clip_gradient(self, model: nn.Module) -> None:
         if self.clip is not None:
-            nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], self.clip)
+            trained = [p for p in model.parameters() if p.requires_grad]
+            nn.utils.clip_grad_norm_(trained, self.clip)
 
     def __call__(self, local: Local, sent: State, memory: State) -> tuple[Tensor, Tensor]:
-        """Train; returns the mean loss and accuracy over the last epoch's batches, as they were
-        met.
-        """
+        """Train; returns the mean loss and accuracy over the last epoch's batches."""
         optimizer = self.build(local.model)
         local.model.train()
         for _ in range(self.epochs):
@@ -329,9 +435,8 @@ class LocalSolver(Stage):
             hits = torch.zeros((), device=local.federation.device)
             for batch in local.batches(self.batch_size):
                 loss += self.step(local, optimizer, batch) * len(batch.y)
-                logits = batch.__dict__.get(
-                    "logits", batch.scored
-                )  # an objective may never ask for the plain ones
+                # an objective may never ask for the plain logits
+                logits = batch.__dict__.get("logits", batch.scored)
                 if logits is not None:
                     hits += (logits.detach().argmax(1) == batch.y).sum()
         return loss / len(local.client.train), hits / len(local.client.train)
@@ -341,15 +446,15 @@ class LocalSolver(Stage):
 class BySize(Weigh):
     """p_k = n_k / sum_{S_t} n."""
 
-    def __call__(self, state: State, reports: list[Report]) -> tuple[Scores, State]:
-        return torch.tensor([math.log(r.size) for r in reports], dtype=torch.float64), state
+    def __call__(self, state: State, reports: list[Report]) -> tuple[Tensor, State]:
+        return torch.tensor([r.size for r in reports], dtype=torch.float64).log(), state
 
 
 @dataclass(frozen=True)
 class Equal(Weigh):
     """p_k = 1 / |S_t|."""
 
-    def __call__(self, state: State, reports: list[Report]) -> tuple[Scores, State]:
+    def __call__(self, state: State, reports: list[Report]) -> tuple[Tensor, State]:
         return torch.zeros(len(reports), dtype=torch.float64), state
 
 
@@ -365,43 +470,103 @@ class Replace(Update):
 
 @dataclass(frozen=True)
 class Method:
-    """A composition of stages. `method.replace(weigh=...)` is a new method that differs in one of
-    them.
-    """
+    """A composition of stages. `method.replace(weigh=...)` differs from `method` in one of them."""
 
     name: str
+    _: KW_ONLY
     sample: Sample = Uniform()
+    grouping: Grouping | None = None
     objective: tuple[Objective, ...] = (CrossEntropy(),)
     solve: LocalSolver = LocalSolver()
-    weigh: Weigh = BySize()
+    weigh: tuple[Weigh, ...] = (BySize(),)
     update: Update = Replace()
     personal: Personal | None = None
+
+    def __post_init__(self) -> None:
+        for slot, kind in (("objective", Objective), ("weigh", Weigh)):
+            stages = getattr(self, slot)
+            if not (isinstance(stages, tuple) and stages):
+                raise FedbookError(
+                    f"{slot} must be a tuple of at least one stage, got {type(stages).__name__}",
+                    f"write {slot}=(MyStage(),)",
+                )
+            for stage in stages:
+                if not isinstance(stage, kind):
+                    raise FedbookError(
+                        f"{slot} holds a {type(stage).__name__}, which is no {kind.__name__}",
+                        f"derive it from fedbook.rounds.{kind.__name__}",
+                    )
 
     def replace(self, **changes: Any) -> Method:
         return dataclasses.replace(self, **changes)
 
+    @property
+    def reads(self) -> set[str]:
+        """Which losses the server needs of the participants: "received", "training", or none."""
+        found = {factor.loss for factor in self.weigh} | {self.update.loss}
+        return {kind for kind in found if kind is not None}
+
     def stages(self) -> dict[str, Stage]:
         """Every stage by its slot, in the order in which they act."""
-        found: dict[str, Stage] = {
-            "sample": self.sample,
-            **dict(slots(self.objective)),
-            "solve": self.solve,
-        }
-        found |= {"weigh": self.weigh, "update": self.update}
-        return found if self.personal is None else {**found, "personal": self.personal}
+        found: dict[str, Stage | None] = {"sample": self.sample, "grouping": self.grouping}
+        found |= numbered("objective", self.objective)
+        found |= {"solve": self.solve, **numbered("weigh", self.weigh)}
+        found |= {"update": self.update, "personal": self.personal}
+        return {slot: stage for slot, stage in found.items() if stage is not None}
 
     def describe(self) -> dict[str, Any]:
         """Names and hyper-parameters, ready for JSON: what a run's key is made of."""
+        return {"name": self.name} | {s: plain(stage) for s, stage in self.stages().items()}
 
-        def plain(value: Any) -> Any:
-            if isinstance(value, (list, tuple)):
-                return [plain(v) for v in value]
-            if isinstance(value, dict):
-                return {k: plain(v) for k, v in value.items()}
-            if dataclasses.is_dataclass(value):
-                return {"stage": type(value).__name__} | {
-                    f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)
-                }
-            return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)
+    def difference(self) -> dict[str, str]:
+        """What this method changes in FedAvg, by slot."""
+        usual = Method(name="fedavg").stages()
+        own = self.stages()
+        found = {}
+        for slot, stage in own.items():
+            options = _changed(stage, usual.get(slot))
+            if slot not in usual or type(stage) is not type(usual[slot]) or options:
+                found[slot] = f"{type(stage).__name__}({options})"
+        for slot in usual:
+            if slot not in own:
+                found[slot] = "nothing"
+        return found
 
-        return {"name": self.name} | {slot: plain(stage) for slot, stage in self.stages().items()}
+    def __repr__(self) -> str:
+        lines = [f"{self.name} = FedAvg with"]
+        lines += [f"  {slot:12} {stage}" for slot, stage in self.difference().items()]
+        return "\n".join(lines) if len(lines) > 1 else f"{self.name} = FedAvg"
+
+    def _repr_html_(self) -> str:
+        from fedbook.html import table
+
+        rows = [[slot, stage] for slot, stage in self.difference().items()]
+        return table(f"{self.name}: its difference from FedAvg", ["stage", "instead"], rows)
+
+
+def plain(value: Any) -> Any:
+    """A stage, or one of its settings, as JSON."""
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    if dataclasses.is_dataclass(value):
+        settings = {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"stage": type(value).__name__} | settings
+    return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)
+
+
+def _changed(stage: Stage, usual: Stage | None) -> str:
+    """The settings in which a stage differs from the usual one, or from its own defaults."""
+    compare: dict[str, Any] = {}
+    for f in dataclasses.fields(stage):
+        compare[f.name] = f.default
+        if isinstance(usual, Stage) and hasattr(usual, f.name):
+            compare[f.name] = getattr(usual, f.name)
+    shown = []
+    for f in dataclasses.fields(stage):
+        value = getattr(stage, f.name)
+        if value != compare[f.name]:
+            text = repr(value)
+            shown.append(f"{f.name}={text if len(text) < 40 else type(value).__name__ + '(...)'}")
+    return ", ".join(shown)

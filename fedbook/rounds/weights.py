@@ -10,9 +10,29 @@ from torch import Tensor
 
 from fedbook.errors import FedbookError
 
-Scores = (
-    Tensor | dict[str, Tensor]
-)  # log-weights of the participants, for all parameters or per parameter name
+# log-weights of the participants: for all parameters, or by parameter name with "" for the rest
+LogWeights = Tensor | dict[str, Tensor]
+
+
+def add(a: LogWeights, b: LogWeights) -> LogWeights:
+    """Log-weights of two factors together; where one names a parameter, the other's rest counts."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a + b
+    first, second = by_name(a), by_name(b)
+    total = {}
+    for name in first | second:
+        total[name] = first.get(name, first[""]) + second.get(name, second[""])
+    return total
+
+
+def by_name(scores: LogWeights) -> dict[str, Tensor]:
+    """Log-weights by parameter name, with "" for the rest."""
+    named = scores if isinstance(scores, dict) else {"": scores}
+    if "" not in named:
+        raise FedbookError(
+            "per-parameter scores need an entry '' for all other parameters", "add scores['']"
+        )
+    return named
 
 
 def normalise(scores: Tensor | Sequence[float], ids: Sequence[int]) -> list[float]:
@@ -52,12 +72,8 @@ class Weights:
     keep the server's.
     """
 
-    def __init__(self, scores: Scores, ids: Sequence[int]) -> None:
-        named = scores if isinstance(scores, dict) else {"": scores}
-        if "" not in named:
-            raise FedbookError(
-                "per-parameter scores need an entry '' for all other parameters", "add scores['']"
-            )
+    def __init__(self, scores: LogWeights, ids: Sequence[int]) -> None:
+        named = by_name(scores)
         self.ids = list(ids)
         self.default = normalise(named[""], ids)
         self.named: dict[str, list[float] | None] = {

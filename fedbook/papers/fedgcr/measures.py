@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fedbook import metrics
-from fedbook.measures import Measure, precomputed, register
+from fedbook.measures import Measure, register
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +36,7 @@ def type_tests(run: Simulation, per_type: int = 60, neighbours: int = 10) -> dic
     index, types = _some_of_each_type(run, per_type)
     model = run.model.eval()
     x = run.device.images(run.federation.inputs(index))
-    rows = {k: v[index] for k, v in precomputed(run).items()}
+    rows = {k: v[index] for k, v in run.precomputed.items()}
     label = torch.tensor(types)
     out: dict[str, Any] = {"type": types} | _clustering(run)
     with torch.no_grad():
@@ -71,7 +71,7 @@ def _clustering(run: Simulation) -> dict[str, float]:
     from fedbook.methods.clustering import class_balanced_mean, cluster
 
     federation = run.federation
-    frozen = precomputed(run).get("cls")
+    frozen = run.precomputed.get("cls")
     if frozen is None:
         return {}
     found = {}

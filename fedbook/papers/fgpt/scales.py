@@ -207,5 +207,5 @@ def _method(row: Row, scale: Scale[Clients]) -> Options:
     times = row["times_prompt_lr"] or 1
     if times != 1:
         own = {"lr": times * method["lr"]}
-        method["groups"] = [[pattern, own] for pattern in ("prompts.*", "groups.*")]
+        method["param_groups"] = [[pattern, own] for pattern in ("prompts.*", "groups.*")]
     return method

@@ -97,7 +97,7 @@ PAPER = Paper(
         "choices": Figure(
             changed(
                 {
-                    "q_10_last_epoch": ("grp_fed",),
+                    "q_10_training_loss": ("grp_fed",),
                     "gan_printed": ("grp_fed",),
                     "random_split": ("fedavg", "lg_fedavg"),
                 }

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedbook import metrics
-from fedbook.measures import Measure, log, precomputed, register
+from fedbook.measures import Measure, register
 
 if TYPE_CHECKING:
     from fedbook.rounds import Simulation
@@ -22,8 +22,8 @@ class LocalTests(Measure):
         seen = [r for r in run.records if r.round in found["rounds"]]
         curves = found["curves"]
         curves["effective_clients"] = [metrics.effective_clients(r.weights) for r in seen]
-        if "q" in log(seen[-1]):
-            curves["q"] = [log(r)["q"] for r in seen]
+        if "q" in seen[-1].log:
+            curves["q"] = [r.log["q"] for r in seen]
 
 
 def local_tests(run: Simulation) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def local_tests(run: Simulation) -> dict[str, Any]:
         model.eval()
         parts = []
         for index in everybody.split(512):
-            rows = {k: v[index] for k, v in precomputed(run).items()}
+            rows = {k: v[index] for k, v in run.precomputed.items()}
             logits = model(run.device.images(federation.inputs(index)), **rows)
             parts.append(logits.float().softmax(1))
         return torch.cat(parts)
@@ -57,7 +57,7 @@ def local_tests(run: Simulation) -> dict[str, Any]:
     def score(p: Any) -> float:
         return metrics.macro_f1(labels, p.argmax(1).cpu(), classes)
 
-    alone = personal is not None and bool(run.kept or personal.alone)
+    alone = personal is not None and not run.has_global
     together: Any = 0.0 if alone else probabilities(run.model)
     everywhere: list[float] = []
     for c in federation.clients if personal else ():

@@ -159,7 +159,7 @@ STUDY: dict[str, Options] = {
     "own_start": {"start": "own"},
     "uniform": {"q": 0.0, "eta_q": 0.0},
     "uniform_as_fedavg": {"q": 0.0, "lr": LAPTOP.methods["fedavg"]["lr"]},  # FedAvg without n_m
-    "q_10_last_epoch": {"q": 10.0, "loss": "last_epoch"},
+    "q_10_training_loss": {"q": 10.0, "loss": "training"},
     "gan_printed": {"gan_loss": "printed"},
     "random_split": {},
 }
