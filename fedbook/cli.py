@@ -26,7 +26,7 @@ EXAMPLES = """examples:
   fedbook list                                    every table and figure of the papers
   fedbook reproduce                               the headline tables at smoke scale, in minutes
   fedbook reproduce fedgcr/table1 --scale laptop  one table, three seeds
-  fedbook claims                                  what the papers claim, and whether it held
+  fedbook claims                                  what the papers claim, and what we can tell
   fedbook run fedavgm digits5_offline --rounds 20 --set lr=0.05 --set partition.dif=10
 """
 SCORES = ("avg_client", "avg_type", "sigma_client", "sigma_type", "worst_client", "bottom_10")
@@ -137,24 +137,19 @@ def _chosen(args: argparse.Namespace) -> list[Spec]:
 
 
 def claims(args: argparse.Namespace) -> int:
-    """What the papers claim: held, failed, untested."""
-    from fedbook.papers.claims import evaluate
+    """What the papers claim: supported, contradicted, mixed, open."""
+    from fedbook.papers import verdicts
 
-    verdicts = evaluate(_store(args), args.scale)
+    judged = verdicts.choose(_store(args), args.scale, args.which)
+    if args.open:
+        judged = [j for j in judged if j.verdict == "open"]
+    if args.against:
+        judged = [j for j in judged if j.verdict in ("contradicted", "mixed")]
+    details = args.details or any(j.claim.id == args.which for j in judged)
     if args.json:
-        show(verdicts)
-        return 0
-    paper = ""
-    for v in verdicts:
-        if v["paper"] != paper:
-            paper = v["paper"]
-            print(f"{paper}")
-        margin = "" if v["margin"] is None else f"margin {v['margin']:+.3g}"
-        noise = {True: " (clear)", False: " (within noise)", None: ""}[v["clear"]] if margin else ""
-        print(f"  {v['id']:7} {v['status']:8} [{v['scale']}] {v['text']}")
-        print(f"          {margin}{noise}{'; ' if margin else ''}{v['note']}")
-    count = {s: sum(v["status"] == s for v in verdicts) for s in ("held", "failed", "untested")}
-    print(", ".join(f"{n} {s}" for s, n in count.items()))
+        show([j.to_json(details) for j in judged])
+    else:
+        print(verdicts.details(judged) if details else verdicts.lines(judged))
     return 0
 
 
@@ -186,13 +181,20 @@ def figures(args: argparse.Namespace) -> int:
     """Redraw from stored results, without training."""
     from fedbook import papers
     from fedbook.papers.reproduce import draw
+    from fedbook.papers.verdicts import draw_forest
 
-    results = _store(args).keys()
-    chosen = [papers.get(i) for i in args.ids] or list(papers.specs().values())
-    paths = []
-    for spec in chosen:
-        for scale in [args.scale] if args.scale else papers.scales():
-            paths += [str(p) for p in draw(spec, scale, results, _folder(args.figures))]
+    store = _store(args)
+    results = store.keys()
+    forests = [p for p in papers.PAPERS if not args.ids or f"{p}/claims" in args.ids]
+    ids = [i for i in args.ids if i.removesuffix("/claims") not in forests]
+    chosen = [papers.get(i) for i in ids] if args.ids else list(papers.specs().values())
+    found = []
+    for scale in [args.scale] if args.scale else papers.scales():
+        for spec in chosen:
+            found += draw(spec, scale, results, _folder(args.figures))
+        for paper in forests:
+            found += draw_forest(papers.PAPERS[paper], scale, store, _folder(args.figures))
+    paths = [str(p) for p in found]
     if args.json:
         show(paths)
     else:
@@ -432,8 +434,15 @@ def parser(command: str = "") -> argparse.ArgumentParser:
     jobs(p)
     help = "where figures go (default: figures/ of the checkout)"
     p.add_argument("--figures", metavar="DIR", help=help)
-    p = add("claims", claims, "fedbook claims --scale laptop")
+    p = add("claims", claims, "fedbook claims fedgcr --open")
+    help = "a paper, or one claim with all its checks; none: all"
+    p.add_argument("which", nargs="?", metavar="PAPER|ID", help=help)
     scale(p, None, "default: paper where it has results, else laptop; published: the printed")
+    only = p.add_mutually_exclusive_group()
+    only.add_argument("--open", action="store_true", help="only those that are open")
+    help = "only those contradicted or mixed"
+    only.add_argument("--against", action="store_true", help=help)
+    p.add_argument("--details", action="store_true", help="every check of every claim")
     p = add("tune", tune, "fedbook tune fedgcr --scale laptop")
     p.add_argument("paper", metavar="PAPER")
     scale(p, "laptop")

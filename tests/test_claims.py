@@ -7,10 +7,12 @@ import json
 import pytest
 
 from fedbook.papers import PAPERS
-from fedbook.papers.claims import Cell, Number, Numbers, above, all_claims, below, evaluate, numbers
+from fedbook.papers.claims import Number, Numbers, all_claims, evaluate, numbers
 from fedbook.results import Store
 
 FIELDS = {"id", "paper", "text", "status", "margin", "clear", "seeds", "scale", "note"}
+FIELDS |= {"verdict", "own_study", "share", "share_interval", "seeds_needed"}
+FIELDS |= {f"checks_{x}" for x in ("for", "against", "open", "missing")}
 FAILED_IN_PRINT = {"gcr4", "gcr5", "gcr13", "c2v3", "c2v4", "fgpt1", "fgpt7"}
 NOT_IN_PRINT = {
     "gcr11",
@@ -82,7 +84,7 @@ def ours(paper, change=lambda n: n, seeds=3):
     for n in numbers(paper, "published").found:
         for s in range(seeds):
             value = n.value + 0.1 * (s - (seeds - 1) / 2)
-            changed = change(dataclasses.replace(n, seed=s, value=value, std=None))
+            changed = change(dataclasses.replace(n, seed=s, value=value))
             found += [] if changed is None else [changed]
     return Numbers(PAPERS[paper], found, "laptop")
 
@@ -144,6 +146,7 @@ def test_figure_claims_light_up():
                     method="fedavg",
                     metric=f"{name}_similarity",
                     value=value,
+                    seed=0,
                 )
             )
     t = Numbers(PAPERS["client2vec"], found, "laptop")
@@ -154,7 +157,7 @@ def test_figure_claims_light_up():
 
 def curve(method, metric, values, **settings):
     where = {"table": "fig3", "settings": settings, "method": method, "metric": f"curve.{metric}"}
-    return [Number(value=v, round=i + 1, **where) for i, v in enumerate(values)]
+    return [Number(value=v, round=i + 1, seed=0, **where) for i, v in enumerate(values)]
 
 
 def test_curves_become_claims():
@@ -172,18 +175,6 @@ def test_curves_become_claims():
     assert verdict["status"] == "held"
 
 
-def test_a_check_compares_means_and_pools_deviations():
-    a, b = Cell(2.0, 0.3, {0: 1.7, 1: 2.3}), Cell(1.0, 0.4, {0: 1.8, 1: 0.2})
-    c = above("x", a, b)
-    assert c.ok and c.margin == 1.0 and c.clear and (c.seeds, c.agree) == (2, 1)
-    assert not above("x", b, a).ok and below("x", b, a).ok
-    assert (
-        above("x", Cell(1.0), Cell(1.0), equal=True).ok and not above("x", Cell(1.0), Cell(1.0)).ok
-    )
-    assert above("x", None, a).ok is None
-    assert (a - b).std == pytest.approx(0.5) and (a - b).by_seed == pytest.approx({0: -0.1, 1: 2.1})
-
-
 def test_our_notes_tell_what_print_contradicts(tmp_path):
     verdicts = {v["id"]: v for v in evaluate(Store(tmp_path), "smoke")}
     assert (
@@ -191,3 +182,36 @@ def test_our_notes_tell_what_print_contradicts(tmp_path):
         and "printed numbers contradict it" in verdicts["gcr4"]["note"]
     )
     assert "printed" not in verdicts["gcr1"]["note"]
+
+
+# -- one line, details, a picture ------------------------------------------------------------------
+def test_equivalence_claims_are_tested_as_equivalence():
+    kinds = {}
+    for paper in PAPERS.values():
+        t = ours(paper.key)
+        for c in paper.claims:
+            kinds[c.id] = {check.kind for check in c.judge(t).checks}
+    alike = {id for id, found in kinds.items() if "alike" in found}
+    assert alike == {"gcr9", "gcr10", "fgpt9"}
+
+
+def test_own_studies_are_marked():
+    assert [c.id for c in all_claims().values() if c.own] == ["gcr14"]
+
+
+def test_a_picture_of_all_checks():
+    import matplotlib.pyplot as plt
+
+    from fedbook.papers.forest import forest
+
+    paper = PAPERS["fedgcr"]
+    t, printed = ours("fedgcr"), numbers("fedgcr", "published")
+    judged = [c.judge(t, c.judge(printed)) for c in paper.claims]
+    fig, alt = forest(paper, judged, "laptop")
+    shown = [j for j in judged if j.checks]
+    assert len([ax for ax in fig.axes if ax.get_title()]) == len(shown) == 12
+    assert "domainnet -> emoji7" in fig.get_suptitle() and "gcr1 supported" in alt
+    first = fig.axes[0]
+    diamonds = [line for line in first.lines if line.get_marker() == "D"]
+    assert len(diamonds) == len(shown[0].checks) == 63
+    plt.close(fig)

@@ -205,9 +205,27 @@ def test_claims_shape(call):
     verdicts = json.loads(out)
     assert code == 0 and len(verdicts) == 50
     fields = {"id", "paper", "text", "status", "margin", "clear", "seeds", "scale", "note"}
-    assert all(set(v) == fields and v["status"] in ("held", "failed", "untested") for v in verdicts)
+    for v in verdicts:
+        assert fields < set(v) and v["status"] in ("held", "failed", "untested")
+        assert v["verdict"] in ("supported", "contradicted", "mixed", "open")
     code, out, _ = call("claims --scale published")
-    assert code == 0 and "gcr4    failed   [published]" in out
+    assert code == 0 and "gcr4   mixed" in out and max(map(len, out.splitlines())) <= 80
+    assert "own studies: 0 supported" in out
+
+
+def test_claims_of_a_paper_one_claim_and_filters(call):
+    ids = [v["id"] for v in json.loads(call("claims grp_fed --json")[1])]
+    assert ids == [f"grp{n}" for n in range(1, 9)]
+    [one] = json.loads(call("claims gcr4 --scale published --json")[1])
+    assert len(one["checks"]) == 48 and {"label", "verdict", "interval"} < set(one["checks"][0])
+    out = call("claims gcr4 --scale published")[1]
+    assert out.count("\n  for") + out.count("\n  against") == 48
+    against = call("claims fedgcr --scale published --against")[1]
+    assert "gcr4" in against and "gcr1 " not in against
+    still = call("claims --scale published --open")[1]
+    assert "grp5" in still and "grp1 " not in still
+    assert "did you mean gcr1" in call("claims gcr01")[2]
+    assert call("claims --open --against")[0] == 2
 
 
 def test_data_and_check(call):

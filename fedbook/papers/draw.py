@@ -5,11 +5,12 @@ share. Only what has been run is drawn.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
 
-from fedbook.papers.spec import Run, Spec, finished
+from fedbook.papers.spec import Run, Spec, arrow, finished, terms
 
 Drawn = tuple[Any, str]  # a figure and its description
 Methods = dict[str, list[Run]]
@@ -17,12 +18,20 @@ MARKS = "os^vDPX*"
 
 
 def heading(spec: Spec, runs: Sequence[Run], more: str = "") -> str:
-    """The line above a figure: its id, its scale and the data that was used."""
+    """The lines above a figure: its id, its scale, the data that was used, and how."""
     done = finished(runs)
     scale = done[0].experiment.scale
     used = ", ".join(dict.fromkeys(r.experiment.dataset["name"] for r in done))
     note = "" if scale == "paper" else "; absolute values not comparable with print"
-    return f"{spec.id}, {scale} scale on {used}{more}{note}"
+    how = list(dict.fromkeys(terms(r.experiment) for r in done))
+    said = f"\n{' / '.join(how)}" if len(how) < 3 else ""
+    return f"{spec.id}, {scale} scale on {used}{more}{note}{said}"
+
+
+def data_name(runs: Sequence[Run], dataset: str) -> str:
+    """A dataset as printed and as run: "domainnet -> pacs"."""
+    used = [r.experiment.dataset["name"] for r in runs if r.row["dataset"] == dataset]
+    return arrow(dataset, used[0] if used else dataset)
 
 
 def by_method(runs: Sequence[Run]) -> Methods:
@@ -37,7 +46,7 @@ def by_setting(runs: Sequence[Run]) -> dict[str, Methods]:
     """The finished runs of each method in each setting."""
     settings: dict[str, list[Run]] = {}
     for run in finished(runs):
-        settings.setdefault(run.row.setting, []).append(run)
+        settings.setdefault(run.label, []).append(run)
     return {setting: by_method(own) for setting, own in settings.items()}
 
 
@@ -58,7 +67,7 @@ def panels(
     first = next(iter(settings.values()))
     fig, axes = plots.panels(len(settings))
     for ax, (setting, methods) in zip(axes, settings.items()):
-        draw(ax, setting, methods)
+        draw(ax, "\n".join(wrap(setting, 46)), methods)
         legend = ax.get_legend()
         if legend is not None and ax is not axes[0] and set(methods) <= set(first):
             legend.remove()

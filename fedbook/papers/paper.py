@@ -69,7 +69,8 @@ class Paper:
 
     `experiment(row, scale, seed)` is the run behind a row, None where a scale has none. `metrics`
     maps a printed metric to its path in a result's metrics. `plots` draws tables; `counts` counts
-    what needs no training, `derived` computes what follows from several runs.
+    what needs no training, `derived` computes what follows from several runs. `as_run` says where
+    in an experiment a printed setting is found, so that print and run can stand side by side.
     """
 
     key: str
@@ -85,6 +86,7 @@ class Paper:
     plots: Mapping[str, Plot] = field(default_factory=dict)
     counts: Mapping[str, Count] = field(default_factory=dict)
     derived: Mapping[str, Derived] = field(default_factory=dict)
+    as_run: Mapping[str, str] = field(default_factory=dict)
 
     def scale(self, name: str) -> Scale[Any]:
         """One of its scales by name."""

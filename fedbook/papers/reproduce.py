@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fedbook.check import cores
 from fedbook.errors import FedbookError
 from fedbook.experiment import Experiment
-from fedbook.papers.spec import Spec, ordering
+from fedbook.papers.spec import Spec, ordering, terms
 from fedbook.results import Result, Store
 
 if TYPE_CHECKING:
@@ -179,10 +179,11 @@ def report(
     """Paper against ours for one table or figure, ready for JSON."""
     table = spec.tabulate(scale, results, seeds)
     agree, pairs = ordering(table)
-    used = dict.fromkeys(r.experiment.dataset["name"] for r in spec.plan(scale, seeds))
+    plan = [run.experiment for run in spec.plan(scale, seeds)]
     return about(spec) | {
         "scale": scale,
-        "data": list(used),
+        "data": list(dict.fromkeys(e.dataset["name"] for e in plan)),
+        "terms": list(dict.fromkeys(terms(e) for e in plan)),
         "built": spec.built,
         "rows": table,
         "ordering": {"agree": agree, "pairs": pairs},
@@ -200,7 +201,7 @@ def side_by_side(
 
     rows: dict[tuple[str, str], dict[tuple[str, str], Any]] = {}
     for r in spec.tabulate(scale, results, seeds):
-        line = rows.setdefault((r["setting"], r["method"]), {})
+        line = rows.setdefault((r["as_run"], r["method"]), {})
         line[r["metric"], "paper"] = _pm(r["paper"], r["paper_spread"], 2)
         line[r["metric"], "ours"] = _pm(r["ours"], r["ours_std"], 2)
         line["", "seeds"] = r["seeds"]
@@ -224,18 +225,25 @@ def draw(
     runs = spec.runs(scale, seeds, results)
     if not any(r.result for r in runs):
         return []
+    from fedbook import plots
+
+    plt = headless()
+    with plots.style():
+        fig, alt = spec.plot(spec, runs)
+    paths = plots.save(fig, f"{spec.id.replace('/', '_')}_{scale}", alt, folder)
+    plt.close(fig)
+    return paths
+
+
+def headless() -> Any:
+    """pyplot, drawing without a window unless somebody has chosen otherwise."""
     import matplotlib
 
     if "matplotlib.pyplot" not in sys.modules:
         matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    from fedbook import plots
-
-    fig, alt = spec.plot(spec, runs)
-    paths = plots.save(fig, f"{spec.id.replace('/', '_')}_{scale}", alt, folder)
-    plt.close(fig)
-    return paths
+    return plt
 
 
 def text(rep: dict[str, Any]) -> str:
@@ -244,6 +252,7 @@ def text(rep: dict[str, Any]) -> str:
     rows = rep["rows"]
     used = f" on {', '.join(rep['data'])}" if rep["data"] else ""
     lines = [f"{rep['id']}: {rep['title']}  [{scale} scale{used}]"]
+    lines += [f"  as run: {how}" for how in rep["terms"]]
     if rep["kind"] == "sketch":
         return lines[0] + "\n  a drawing only, nothing to run"
     shown = [r for r in rows if r["ours"] is not None]
@@ -268,7 +277,7 @@ def _cells(r: dict[str, Any]) -> tuple[str, ...]:
     paper = _pm(r["paper"], r["paper_spread"], digits)
     ours = _pm(r["ours"], r["ours_std"], digits)
     delta = "" if r["delta"] is None else f"{r['delta']:+.{digits}f}"
-    return r["setting"], r["method"], r["metric"], paper, ours, str(r["seeds"]), delta, r["verdict"]
+    return r["as_run"], r["method"], r["metric"], paper, ours, str(r["seeds"]), delta, r["verdict"]
 
 
 def _aligned(body: list[tuple[str, ...]]) -> list[str]:

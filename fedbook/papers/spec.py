@@ -9,7 +9,7 @@ method appears in.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -24,13 +24,17 @@ if TYPE_CHECKING:
     from fedbook.papers.paper import Paper, Plot
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Run:
-    """A row's settings and method, one seed of it, and the stored result if it has run."""
+    """A row's settings and method, one seed of it, and the stored result if it has run.
+
+    `label` are the settings as printed and, where they differ, as run: "domainnet -> emoji7".
+    """
 
     row: Row
     seed: int
     experiment: Experiment
+    label: str
     result: Result | None = None
 
     @property
@@ -104,7 +108,8 @@ class Spec:
                 for seed in range(count):
                     tag = (row.setting, row.method, seed)
                     if tag not in found and (e := self.experiment(row, scale, seed)) is not None:
-                        found[tag] = Run(row, seed, e)
+                        label = as_run(row, e, self.paper.as_run)
+                        found[tag] = Run(row=row, seed=seed, experiment=e, label=label)
             self._plans[scale, count] = list(found.values())
         return self._plans[scale, count]
 
@@ -139,6 +144,7 @@ class Spec:
     ) -> list[dict[str, Any]]:
         """Paper against ours, one dict per printed row; a verdict only at paper scale."""
         runs = self.runs(scale, seeds, results)
+        labels = {run.row.setting: run.label for run in runs}
         out = []
         for row in self.rows:
             values = [v for _, v in self.measured(row, runs)]
@@ -148,6 +154,7 @@ class Spec:
             out.append(
                 {
                     "setting": row.setting,
+                    "as_run": labels.get(row.setting, row.setting),
                     "method": row.method,
                     "metric": row.metric,
                     "paper": row.value,
@@ -181,6 +188,40 @@ class Spec:
         body = [(*who, *(cells.get(m, "") for m in names)) for who, cells in lines.items()]
         caption = f"{self.id}: {self.title} ({len(self.rows)} printed numbers)"
         return table(caption, ("setting", "method", *names), body)
+
+
+def as_run(row: Row, e: Experiment, paths: Mapping[str, str]) -> str:
+    """A row's settings in words, with what was run instead: "domainnet -> emoji7 dif=10".
+
+    `paths` says where in the experiment a setting is found: {"s": "partition.s"}.
+    """
+    words = []
+    for name, printed in row.settings.items():
+        part, _, option = paths.get(name, "dataset.name" if name == "dataset" else "").partition(
+            "."
+        )
+        used = getattr(e, part).get(option, printed) if part else printed
+        word = arrow(printed, used)
+        words.append(word if name == "dataset" else f"{name}={word}")
+    return " ".join(words)
+
+
+def arrow(printed: Any, used: Any) -> str:
+    """What was printed and, if it is something else, what was used: "domainnet -> emoji7"."""
+    same = str(printed).replace("_", "") == str(used).replace("_", "")
+    return str(printed) if same else f"{printed} -> {used}"
+
+
+def terms(e: Experiment) -> str:
+    """How a run was made, in words: "5 clients a round, 2 epochs, 20 rounds"."""
+    share = e.method.get("participation", 1.0)
+    who = f"{share} clients a round"
+    if isinstance(share, float):
+        who = "all clients" if share == 1 else f"{share:.0%} of the clients a round"
+    epochs = e.method.get("epochs")
+    words = [who, f"{epochs} epoch{'' if epochs == 1 else 's'}" if epochs else ""]
+    words.append(f"{e.rounds} round{'' if e.rounds == 1 else 's'}")
+    return ", ".join(word for word in words if word)
 
 
 def tolerance(row: Row, spread: float | None) -> float:

@@ -93,6 +93,7 @@ PAPER = Paper(
     scales=SCALES,
     experiment=experiment,
     metrics=METRICS,
+    as_run={"architecture": "model.name", "epochs": "method.index_epochs"},
     plots={"table1": ladder, "table9": learning_curves},
     derived=DERIVED,
     figures={

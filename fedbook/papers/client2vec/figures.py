@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbook.papers.draw import Drawn, heading, one_per_experiment, values_of
+from fedbook.papers.draw import Drawn, data_name, heading, one_per_experiment, values_of
 from fedbook.papers.spec import Run, Spec, finished
 
 SAID = {
@@ -151,8 +151,9 @@ def _lines(
         told.append(f"{look['label']} " + ", ".join(f"{v:.1f}" for v in mean))
     names = ["original", *(say.format(k) for k in order[1:])]
     ax.set_xticks(range(len(order)), names, fontsize=7)
-    ax.set(title=f"{dataset}, {strategy.upper()}", ylabel="best mean accuracy (%)")
-    return [f"{dataset} {strategy}, {' / '.join(names)}: {'; '.join(told)}"] if told else []
+    title = f"{data_name(runs, dataset)}, {strategy.upper()}"
+    ax.set(title=title, ylabel="best mean accuracy (%)")
+    return [f"{title}, {' / '.join(names)}: {'; '.join(told)}"] if told else []
 
 
 def _finish(
@@ -227,7 +228,7 @@ def local_training(spec: Spec, runs: Sequence[Run]) -> Drawn:
 
     found: dict[str, dict[str, list[float]]] = {}
     for run in finished(runs):
-        here = found.setdefault(run.experiment.dataset["name"], {})
+        here = found.setdefault(data_name([run], run.row["dataset"]), {})
         here.setdefault(run.row["change"], []).append(100 * run.metrics["best"])
     fig, axes = plots.panels(len(found))
     told = []

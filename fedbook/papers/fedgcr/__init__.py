@@ -55,6 +55,7 @@ PAPER = Paper(
     scales=SCALES,
     experiment=experiment,
     metrics=METRICS,
+    as_run={"t_prime": "method.clusters"},
     plots=dict.fromkeys(("table1", "table2", "table6", "table7"), sorted_clients)
     | {"table3": clustering_by_count},
     figures={

@@ -7,7 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from fedbook.papers.draw import MARKS, Drawn, by_method, heading, one_per_experiment, values_of
+from fedbook.papers.draw import (
+    MARKS,
+    Drawn,
+    by_method,
+    data_name,
+    heading,
+    one_per_experiment,
+    values_of,
+)
 from fedbook.papers.spec import Run, Spec
 
 
@@ -33,8 +41,8 @@ def type_maps(spec: Spec, runs: Sequence[Run]) -> Drawn:
                 look = {"s": 9, "color": colours[t], "marker": MARKS[t % len(MARKS)]}
                 ax.scatter(*xy[kinds == t].T, label=label, **look)
             said = f"{title}, purity {found[f'knn_purity_{name}']:.2f}"
-            data = run.experiment.dataset["name"]
-            ax.set(title=f"{data}: {said}", xlabel="t-SNE 1", ylabel="t-SNE 2")
+            data = data_name([run], run.row["dataset"])
+            ax.set(title=f"{data}\n{said}", xlabel="t-SNE 1", ylabel="t-SNE 2")
             ax.set(xticks=[], yticks=[])
             told.append(f"{data} {said}")
         line[0].legend(fontsize=6, markerscale=1.5)

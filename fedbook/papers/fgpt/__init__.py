@@ -46,6 +46,11 @@ PAPER = Paper(
     scales=SCALES,
     experiment=experiment,
     metrics=METRICS,
+    as_run={
+        "s": "partition.s",
+        "local_epochs": "method.epochs",
+        "participation": "method.participation",
+    },
     plots={"table1": learning_curves},
     counts={"table2": counted, "table10": counted},
     figures={

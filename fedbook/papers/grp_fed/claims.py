@@ -3,9 +3,11 @@ local test."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean
 
-from fedbook.papers.claims import Check, Claims, Numbers, above, below, holds, leads, mean
+from fedbook.papers.claims import Claims, Numbers, leads
+from fedbook.papers.evidence import Cell, Check, above, below, best, mean
 from fedbook.papers.grp_fed.scales import ALL, BETAS
 
 claims = Claims("grp_fed")
@@ -22,8 +24,7 @@ def grp2(t: Numbers) -> Iterator[Check]:
 
 
 @claims(
-    "grp3",
-    "LG-FedAvg has the highest T_p and a low T_r (below the mean of the methods; Table 1)",
+    "grp3", "LG-FedAvg has the highest T_p and a low T_r (below the mean of the methods; Table 1)"
 )
 def grp3(t: Numbers) -> Iterator[Check]:
     yield from leads(t, "lg_fedavg", "personalization", "table1")
@@ -40,26 +41,21 @@ def grp4(t: Numbers) -> Iterator[Check]:
 
 @claims("grp5", "T_p rises and T_r falls with beta, T_l peaks at an inner beta (Figure 4)")
 def grp5(t: Numbers) -> Iterator[Check]:
-    found = {}
-    for metric in ("personalization", "generalization", "local_test"):
-        cells = [t.cell("fig4", "grp_fed", metric, beta=b) for b in BETAS]
-        found[metric] = (
-            None if any(c is None for c in cells) else [c for c in cells if c is not None]
-        )
-    p, r, l = found["personalization"], found["generalization"], found["local_test"]
-    yield above("fig4 T_p, upper over lower half of beta", *halves(p))
-    yield below("fig4 T_r, upper against lower half of beta", *halves(r))
-    inner = None if l is None else max(range(len(l)), key=lambda i: l[i].value)
-    yield holds("fig4 T_l peaks inside", None if inner is None else 0 < inner < len(BETAS) - 1)
+    def along(metric: str) -> list[Cell]:
+        return [t.cell("fig4", "grp_fed", metric, beta=b) for b in BETAS]
+
+    upper, lower = halves(along("personalization"))
+    yield above("fig4 T_p, upper over lower half of beta", upper, lower)
+    upper, lower = halves(along("generalization"))
+    yield below("fig4 T_r, upper against lower half of beta", upper, lower)
+    first, *inner, last = along("local_test")
+    yield above("fig4 T_l, best inner over outer beta", best(inner), best([first, last]))
 
 
-def halves(cells):
+def halves(cells: Sequence[Cell]) -> tuple[Cell, Cell]:
     """(mean of the upper half, mean of the lower half)."""
-    return (
-        (None, None)
-        if cells is None
-        else (mean(cells[len(cells) // 2 :]), mean(cells[: len(cells) // 2]))
-    )
+    middle = len(cells) // 2
+    return mean(cells[middle:]), mean(cells[:middle])
 
 
 @claims(
@@ -68,15 +64,20 @@ def halves(cells):
     "high (Figure 3)",
 )
 def grp6(t: Numbers) -> Iterator[Check]:
-    curves = {
-        m: t.curve("fig3", m, "global_loss_max") for m in ("grp_fed", "q_ffl", "afl", "fedavg")
-    }
-    end = {m: None if c is None else sum(c[-3:]) / len(c[-3:]) for m, c in curves.items()}
-    middle = {m: None if c is None else min(c[len(c) // 2 : -3] or c) for m, c in curves.items()}
+    def loss(method: str, summary: Callable[[list[float]], float]) -> Cell:
+        return t.over_rounds("fig3", method, "global_loss_max", summary)
+
+    def end(curve: list[float]) -> float:
+        return fmean(curve[-3:])
+
+    def lowest_before(curve: list[float]) -> float:
+        return min(curve[len(curve) // 2 : -3] or curve)
+
+    mine = loss("grp_fed", end)
     for m in ("q_ffl", "afl", "fedavg"):
-        yield below(f"fig3 last three rounds against {m}", end["grp_fed"], end[m])
-    yield below("fig3 grp_fed still falls", end["grp_fed"], middle["grp_fed"])
-    yield above("fig3 q_ffl turns up", end["q_ffl"], middle["q_ffl"])
+        yield below(f"fig3 last three rounds against {m}", mine, loss(m, end))
+    yield below("fig3 grp_fed still falls", mine, loss("grp_fed", lowest_before))
+    yield above("fig3 q_ffl turns up", loss("q_ffl", end), loss("q_ffl", lowest_before))
 
 
 @claims(
@@ -85,9 +86,7 @@ def grp6(t: Numbers) -> Iterator[Check]:
 )
 def grp7(t: Numbers) -> Iterator[Check]:
     high, low = (t.cell("fig1", "fedavg", f"{x}_client_f1") for x in ("best", "worst"))
-    yield above(
-        "fig1 best minus worst client", None if high is None or low is None else high - low, 0.5
-    )
+    yield above("fig1 best minus worst client", high - low, 0.5)
 
 
 @claims(
