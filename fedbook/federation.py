@@ -132,8 +132,8 @@ class Federation:
         for t, name in enumerate(self.type_names[:20]):
             own = [c for c in self.clients if c.type == t]
             sizes = sorted(len(c.train) for c in own)
-            span = f"{sizes[0]:,} to {sizes[-1]:,}" if own else ""
-            rows.append([name, len(own), f"{sum(sizes):,}", span])
+            ends = dict.fromkeys(f"{n:,}" for n in sizes[:1] + sizes[-1:])
+            rows.append([name, len(own), f"{sum(sizes):,}", " to ".join(ends)])
         if self.num_types > len(rows):
             rows.append([f"and {self.num_types - len(rows)} more", "", "", ""])
         header = ["type", "clients", "training samples", "each client"]

@@ -128,6 +128,7 @@ def test_a_federation_shows_as_a_short_table(toy):
     assert "and 30 more" in dataclasses.replace(toy, type_names=many)._repr_html_()
     alone = toy.split_clients([0, 2])[0]  # no client of type even is left
     assert ">0<" in alone._repr_html_()
+    assert ">8<" in dataclasses.replace(toy, clients=toy.clients[:1])._repr_html_()
 
 
 def test_a_client_shows_as_a_line_and_not_as_its_indices(toy):
