@@ -73,7 +73,8 @@ from fedbook.rounds.stages import State
 
 def adapted(q: float, before: float, now: float, eta_q: float) -> float:
     """q^{t+1} of (2); it moves by at most 2 eta_q."""
-    return q + eta_q * (now - before) / ((now + before) / 2) if now + before > 0 else q
+    middle = (now + before) / 2
+    return q + eta_q * (now - before) / middle if middle > 0 else q
 
 
 @dataclass(frozen=True)
