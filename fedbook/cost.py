@@ -148,7 +148,8 @@ def cost(
             device=run.device,
             precomputed=run.precomputed,
         )
-    step, look = training.flops / samples, testing.flops / samples
+    step = training.flops / samples
+    look = testing.flops / samples
     measured = look if "received" in method.reads else 0.0
     taking = (
         method.sample.count(len(train)) / len(train) if hasattr(method.sample, "count") else 1.0
