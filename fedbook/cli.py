@@ -126,10 +126,13 @@ def reproduce(args: argparse.Namespace) -> int:
 def _rehearse(args: argparse.Namespace, chosen: list[Spec], store: Store) -> int:
     from fedbook.papers import rehearse as work
 
+    path = store.folder / f"rehearsal_{args.scale}.csv"
+    kept = work.load(path)
     found = []
-    for r in work.rehearse(chosen, args.scale, say):
+    for r in work.rehearse(chosen, args.scale, dict(kept), say):
         found.append(r)
-        work.keep([r], store.folder / f"rehearsal_{args.scale}.csv")
+        kept[r.key] = r
+        work.keep(kept.values(), path)
     if args.json:
         show([dataclasses.asdict(r) for r in found])
     else:

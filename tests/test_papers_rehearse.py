@@ -43,6 +43,8 @@ def test_the_command_keeps_what_came_out(tmp_path, monkeypatch, capsys):
     lines = list(csv.DictReader(kept.open()))
     assert len(lines) == 4 and {r["data"] for r in lines} == {"here"}
     assert not list(tmp_path.glob("*.jsonl")), "a rehearsal is no result"
+    assert main(line.split()) == 0 and "4/4" not in capsys.readouterr().err, "done is done"
+    kept.unlink()
 
     paper = papers.PAPERS["client2vec"]
     smoke = dataclasses.replace(paper.scale("smoke"), solver={"lr": 0.1, "no_such": 1})

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedbook.errors import FedbookError
 from fedbook.experiment import Experiment
+from fedbook.papers.rows import read_csv
 from fedbook.papers.spec import Run, Spec
 
 if TYPE_CHECKING:
@@ -92,11 +93,18 @@ def distinct(specs: Iterable[Spec], scale: str) -> list[tuple[list[str], list[Ru
 
 
 def rehearse(
-    specs: Iterable[Spec], scale: str, tell: Callable[[str], None] = lambda line: None
+    specs: Iterable[Spec],
+    scale: str,
+    kept: dict[str, Rehearsal] | None = None,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Rehearsal]:
-    """Rehearse every distinct run behind the tables."""
+    """Rehearse every distinct run behind the tables; one that is kept as "ok" is not done again."""
     todo = distinct(specs, scale)
     for done, (tables, runs) in enumerate(todo, 1):
+        old = (kept or {}).get(runs[0].experiment.key)
+        if old is not None and old.outcome == "ok":
+            yield old
+            continue
         found = _one(runs, tables)
         took = "" if found.seconds_per_image is None else f"  {found.seconds_per_image:.2f} s/image"
         tell(f"{done}/{len(todo)}  {found.what}  {found.outcome}{took}")
@@ -256,26 +264,33 @@ def _cost(e: Experiment, runs: list[Experiment], whole: Federation | None) -> di
 
 # -- what is kept ----------------------------------------------------------------------------------
 FIELDS = [f.name for f in dataclasses.fields(Rehearsal)]
+NUMBERS = ("seconds_per_image", "memory_mb", "pflop", "hours_t4", "hours_a100")
+
+
+def load(path: Path) -> dict[str, Rehearsal]:
+    """The rehearsals kept in a file, by key."""
+    if not path.is_file():
+        return {}
+    found = {}
+    for line in read_csv(path):
+        values: dict[str, Any] = {**line, "runs": int(line["runs"])}
+        for name in NUMBERS:
+            values[name] = float(line[name]) if line[name] else None
+        found[line["key"]] = Rehearsal(**values)
+    return found
 
 
 def keep(found: Iterable[Rehearsal], path: Path) -> None:
-    """Add to the table of rehearsals, a newer line taking the place of an older one."""
+    """Write the table of rehearsals."""
     from fedbook.files import write_atomically
 
-    lines: dict[str, dict[str, Any]] = {}
-    if path.is_file():
-        with open(path, newline="", encoding="utf-8") as f:
-            lines = {line["key"]: line for line in csv.DictReader(f)}
-    for r in found:
-        line = dataclasses.asdict(r)
-        for name, value in line.items():
-            if isinstance(value, float):
-                line[name] = f"{value:.4g}"
-        lines[r.key] = line
     with write_atomically(path) as part, open(part, "w", newline="", encoding="utf-8") as f:
         out = csv.DictWriter(f, FIELDS, lineterminator="\n")
         out.writeheader()
-        out.writerows(lines.values())
+        for r in found:
+            line = dataclasses.asdict(r)
+            short = {k: f"{line[k]:.4g}" for k in NUMBERS if line[k] is not None}
+            out.writerow(line | short)
 
 
 def text(found: list[Rehearsal]) -> str:
