@@ -17,37 +17,89 @@ from typing import TYPE_CHECKING, Any
 from fedbook.errors import FedbookError
 
 if TYPE_CHECKING:
-    from fedbook import data, methods, metrics, models
+    from fedbook import data, methods, metrics, models, notebook, papers, plots
+    from fedbook.data import partition
+    from fedbook.experiment import Experiment
     from fedbook.federation import Client, Federation, federate
-    from fedbook.rounds import Device, Method, simulate
+    from fedbook.results import Store
+    from fedbook.rounds import (
+        Batch,
+        BySize,
+        CrossEntropy,
+        Device,
+        Equal,
+        Grouping,
+        Local,
+        LocalSolver,
+        Method,
+        Objective,
+        Personal,
+        Record,
+        Report,
+        Sample,
+        Simulation,
+        Update,
+        Weigh,
+        evaluate,
+        simulate,
+    )
 
 __version__ = "0.1.0"
 __all__ = [
+    "Batch",
+    "BySize",
     "Client",
+    "CrossEntropy",
     "Device",
-    "Federation",
+    "Equal",
+    "Experiment",
     "FedbookError",
+    "Federation",
+    "Grouping",
+    "Local",
+    "LocalSolver",
     "Method",
+    "Objective",
+    "Personal",
+    "Record",
+    "Report",
+    "Sample",
+    "Simulation",
+    "Store",
+    "Update",
+    "Weigh",
     "data",
+    "evaluate",
     "federate",
     "methods",
     "metrics",
     "models",
+    "notebook",
+    "papers",
+    "partition",
+    "plots",
     "simulate",
 ]
+# where a name lives; what is not here is a module of its own or lives in `rounds`
 _HOME = {
     "Client": "federation",
     "Federation": "federation",
     "federate": "federation",
-    "Device": "rounds",
-    "Method": "rounds",
-    "simulate": "rounds",
+    "partition": "data",
+    "Experiment": "experiment",
+    "Store": "results",
 }
+_MODULES = {"data", "methods", "metrics", "models", "notebook", "papers", "plots"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'fedbook' has no attribute {name!r}")
-    if name in _HOME:
-        return getattr(importlib.import_module(f"fedbook.{_HOME[name]}"), name)
-    return importlib.import_module(f"fedbook.{name}")
+    if name in _MODULES:
+        return importlib.import_module(f"fedbook.{name}")
+    return getattr(importlib.import_module(f"fedbook.{_HOME.get(name, 'rounds')}"), name)
+
+
+def __dir__() -> list[str]:
+    """What tab completion offers."""
+    return sorted({*globals(), *__all__})

@@ -67,6 +67,7 @@ def simulation(fed: Any, rounds: int) -> Any:
         device=device,
         evaluate_every=10**6,
         quiet=True,
+        engine="loop",
     )
 
 
@@ -193,7 +194,9 @@ def _work(fed: Any, rounds: int) -> None:
     from fedbook.rounds import simulate
 
     method = methods.get("fedavg", participation=min(10, len(fed)), lr=LR, batch_size=BATCH)
-    simulate(method, fed, network(fed), rounds=rounds, seed=0, device="cpu", quiet=True).run()
+    simulate(
+        method, fed, network(fed), rounds=rounds, seed=0, device="cpu", quiet=True, engine="loop"
+    ).run()
 
 
 def _resident(field: str) -> float:

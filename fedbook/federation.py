@@ -38,6 +38,19 @@ class Client:
     test: Tensor
     name: str = ""
 
+    def __repr__(self) -> str:
+        who = f"{self.id} {self.name!r}" if self.name else f"{self.id}"
+        return (
+            f"Client({who}: type {self.type}, {len(self.train):,} training and "
+            f"{len(self.test):,} test samples)"
+        )
+
+    def _repr_html_(self) -> str:
+        from fedbook.html import table
+
+        row = [self.id, self.name, self.type, len(self.train), len(self.test)]
+        return table(repr(self), ["client", "name", "type", "training", "test"], [row])
+
 
 @dataclass(frozen=True)
 class Federation:
@@ -110,6 +123,21 @@ class Federation:
             f"{sum(len(c.train) for c in self.clients):,} training samples of shape "
             f"{self.input_shape})"
         )
+
+    def _repr_html_(self) -> str:
+        """One row per type, of the first twenty."""
+        from fedbook.html import table
+
+        rows = []
+        for t, name in enumerate(self.type_names[:20]):
+            own = [c for c in self.clients if c.type == t]
+            sizes = sorted(len(c.train) for c in own)
+            span = f"{sizes[0]:,} to {sizes[-1]:,}" if own else ""
+            rows.append([name, len(own), f"{sum(sizes):,}", span])
+        if self.num_types > len(rows):
+            rows.append([f"and {self.num_types - len(rows)} more", "", "", ""])
+        header = ["type", "clients", "training samples", "each client"]
+        return table(repr(self), header, rows)
 
     @property
     def num_classes(self) -> int:

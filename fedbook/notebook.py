@@ -56,77 +56,54 @@ def answer(got: Any, expected: Any) -> None:
 
 
 def five_stages() -> Figure:
-    """One round as five boxes, from the server to the clients and back; below: FedAvg's choice and
-    who replaces it.
+    """One round as five boxes, from the server to the clients and back, and the two slots that
+    FedAvg leaves empty; below: FedAvg's choice and who replaces it.
     """
     import matplotlib.pyplot as plt
 
     from fedbook import plots
 
+    server, clients = plots.BLUE, plots.RED
+    # name, question, FedAvg's choice, who replaces it, where
     boxes = (
-        ("1 sample", "who takes part", "uniform", "Client2Vec", plots.BLUE),
+        ("1 sample", "who takes part", "uniform", "Client2Vec", server),
+        ("grouping", "who belongs\ntogether", "none", "FedGCR", server),
         (
             "2 objective",
             "what a client\nminimises",
             "cross-entropy",
-            "FedGCR, GRP-FED,\nClient2Vec",
-            plots.RED,
+            "FedGCR,\nClient2Vec",
+            clients,
         ),
-        ("3 solve", "how it minimises", "SGD epochs", "FedSAM, pFedMe", plots.RED),
-        (
-            "4 weigh",
-            "what each\nclient counts",
-            "n_k / sum n",
-            "FedGCR, GRP-FED,\nFGPT, Client2Vec",
-            plots.BLUE,
-        ),
-        (
-            "5 update",
-            "how the server\nmoves",
-            "replace by\nthe mean",
-            "FedAvgM, GRP-FED",
-            plots.BLUE,
-        ),
+        ("3 solve", "how it\nminimises", "SGD epochs", "FedSAM,\npFedMe", clients),
+        ("4 weigh", "what each\nclient counts", "n_k / sum n", "all four\npapers", server),
+        ("5 update", "how the server\nmoves", "replace by\nthe mean", "FedAvgM,\nFedAdam", server),
+        ("personal", "what stays\nwith a client", "nothing", "GRP-FED,\nFedBN", clients),
     )
-    fig, ax = plt.subplots(figsize=(9.4, 3.0))
-    ax.set(xlim=(0, 5), ylim=(-0.08, 1.02))
+    middle: dict[str, Any] = {"ha": "center", "va": "center"}
+    arrow: dict[str, Any] = {"arrowstyle": "-|>", "color": "black"}
+    fig, ax = plt.subplots(figsize=(9.8, 2.8))
+    fig.subplots_adjust(0, 0, 1, 1)
+    ax.set(xlim=(-0.72, 7), ylim=(-0.08, 1.1))
     ax.set_axis_off()
     for i, (name, question, plain, replaced, colour) in enumerate(boxes):
-        ax.add_patch(
-            plt.Rectangle(
-                (i + 0.04, 0.56), 0.84, 0.4, facecolor="white", edgecolor=colour, linewidth=2
-            )
-        )
-        ax.text(
-            i + 0.46, 0.87, name, ha="center", va="center", weight="bold", color=colour, fontsize=11
-        )
-        ax.text(i + 0.46, 0.69, question, ha="center", va="center")
-        ax.text(i + 0.46, 0.40, plain, ha="center", va="center", family="monospace", fontsize=8.5)
-        ax.text(i + 0.46, 0.16, replaced, ha="center", va="center", color="#555555")
-        if i < 4:
-            ax.annotate(
-                "",
-                (i + 1.04, 0.76),
-                (i + 0.88, 0.76),
-                arrowprops={"arrowstyle": "-|>", "color": "black"},
-            )
-    for y, label in ((0.52, "FedAvg:"), (0.27, "replaced by:")):
-        ax.text(0.04, y, label, ha="left", va="top", fontsize=8, style="italic")
-    ax.annotate(
-        "",
-        (0.46, 0.0),
-        (4.46, 0.0),
-        arrowprops={"arrowstyle": "-|>", "color": "black", "linewidth": 1, "linestyle": ":"},
-    )
-    ax.text(
-        2.46,
-        0.0,
-        " the new model goes to the next round ",
-        ha="center",
-        va="center",
-        backgroundcolor="white",
-    )
-    ax.text(0.46, 0.985, "server", ha="center", va="bottom", color=plots.BLUE, fontsize=8)
-    ax.text(1.96, 0.985, "clients", ha="center", va="bottom", color=plots.RED, fontsize=8)
-    ax.text(3.96, 0.985, "server", ha="center", va="bottom", color=plots.BLUE, fontsize=8)
+        empty = not name[0].isdigit()
+        box = plt.Rectangle((i + 0.03, 0.56), 0.86, 0.4, facecolor="white", edgecolor=colour)
+        box.set(linewidth=1.2 if empty else 2, linestyle="--" if empty else "-")
+        ax.add_patch(box)
+        weight = "normal" if empty else "bold"
+        ax.text(i + 0.46, 0.87, name, weight=weight, color=colour, fontsize=10, **middle)
+        ax.text(i + 0.46, 0.69, question, fontsize=8, **middle)
+        ax.text(i + 0.46, 0.42, plain, family="monospace", fontsize=8, **middle)
+        ax.text(i + 0.46, 0.18, replaced, color="#555555", fontsize=8, **middle)
+        where = "server" if colour == server else "clients"
+        ax.text(i + 0.46, 0.985, where, ha="center", va="bottom", color=colour, fontsize=8)
+        if i < 5:
+            ax.annotate("", (i + 1.03, 0.76), (i + 0.89, 0.76), arrowprops=arrow)
+    for y, label in ((0.42, "FedAvg:"), (0.18, "replaced by:")):
+        ax.text(-0.72, y, label, ha="left", va="center", fontsize=8, style="italic")
+    back = arrow | {"linewidth": 1, "linestyle": ":"}
+    ax.annotate("", (0.46, 0.0), (5.46, 0.0), arrowprops=back)
+    told = " the new model goes to the next round "
+    ax.text(2.96, 0.0, told, ha="center", va="center", backgroundcolor="white")
     return fig

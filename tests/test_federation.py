@@ -118,3 +118,30 @@ def test_a_limit_per_class_leaves_the_rest_unused():
     assert fed.provenance["partition"]["limit"] == [30, 8]
     with pytest.raises(FedbookError, match="training and test samples per class"):
         federate(dataset, "iid", clients=5, limit=(30,))
+
+
+def test_a_federation_shows_as_a_short_table(toy):
+    html = toy._repr_html_()
+    assert html.count("<tr>") == 1 + toy.num_types and "4 clients of 2 types" in html
+    assert ">even<" in html and ">28<" in html and ">8 to 20<" in html
+    many = tuple(f"t{t}" for t in range(50))
+    assert "and 30 more" in dataclasses.replace(toy, type_names=many)._repr_html_()
+    alone = toy.split_clients([0, 2])[0]  # no client of type even is left
+    assert ">0<" in alone._repr_html_()
+
+
+def test_a_client_shows_as_a_line_and_not_as_its_indices(toy):
+    client = toy.client(1)
+    assert repr(client) == "Client(1: type 1, 12 training and 6 test samples)"
+    html = client._repr_html_()
+    assert html.count("<tr>") == 2 and ">12<" in html and "tensor" not in html
+
+
+def test_names_are_escaped_in_tables(toy):
+    named = dataclasses.replace(toy.client(0), name="<script>")
+    odd = dataclasses.replace(
+        toy, clients=(named,), type_names=("<b>", "odd"), provenance={"dataset": "<i>"}
+    )
+    for html in (odd._repr_html_(), named._repr_html_()):
+        assert not any(tag in html for tag in ("<script>", "<b>", "<i>"))
+    assert "&lt;script&gt;" in named._repr_html_() and "&lt;b&gt;" in odd._repr_html_()

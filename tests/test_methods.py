@@ -227,6 +227,9 @@ def test_a_record_is_shown_with_its_clients(toy):
     assert "2 clients" in repr(record) and f"{record.accuracy:.3f}" in repr(record)
     untested = dataclasses.replace(record, test_acc=None)
     assert "not tested" in repr(untested) and untested.accuracy is None
+    nan = float("nan")  # clients without test samples
+    assert dataclasses.replace(record, test_acc=[nan, 0.5, nan, 0.7]).accuracy == 0.6
+    assert dataclasses.replace(record, test_acc=[nan] * 4).accuracy is None
 
 
 def test_a_record_survives_json(toy):

@@ -57,3 +57,13 @@ def test_dependencies_have_floors_only():
 def test_linters(tool):
     result = subprocess.run([sys.executable, "-m", *tool], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_every_name_can_be_imported_from_fedbook():
+    import fedbook
+
+    for name in fedbook.__all__:
+        assert getattr(fedbook, name).__name__.endswith(name)
+    assert set(fedbook.__all__) <= set(dir(fedbook))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        fedbook.nothing  # noqa: B018

@@ -508,3 +508,36 @@ def test_streams_differ_by_purpose_round_and_client():
         for k in [(0, "a", 1, 1), (0, "a", 1, 2), (0, "b", 1, 1), (1, "a", 1, 1)]
     }
     assert len(draws) == 4
+
+
+# -- lock-step -------------------------------------------------------------------------------------
+class Tempered(nn.Module):
+    """A model with a trained number that belongs to no layer, and too little of an effect to be
+    seen in its outputs.
+    """
+
+    def __init__(self, inputs, classes):
+        super().__init__()
+        torch.manual_seed(0)
+        self.heat = nn.Parameter(torch.tensor(1e-6))
+        self.head = nn.Linear(inputs, classes)
+
+    def embed(self, x):
+        return x + self.heat / 10
+
+    def forward(self, x):
+        return self.head(self.embed(x))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedsam"])
+@pytest.mark.parametrize("engine", ["auto", "lockstep"])
+def test_a_parameter_outside_of_any_layer_is_trained_in_lockstep_too(toy, name, engine):
+    method = methods.get(name, lr=0.05, batch_size=8, clip=1.0)
+    ends = {}
+    for way in ("loop", engine):
+        model = Tempered(5, 3)
+        settings = {"device": "cpu", "engine": way, "quiet": True}
+        ends[way] = simulate(method, toy, model, 2, **settings).run().params
+    assert abs(float(ends["loop"]["heat"])) > 1e-4
+    for key, value in ends["loop"].items():
+        assert torch.allclose(value, ends[engine][key], atol=1e-6)

@@ -94,4 +94,5 @@ def test_the_picture_of_the_round_names_the_five_stages():
     fig = five_stages()
     words = " ".join(t.get_text() for t in fig.axes[0].texts)
     assert all(stage in words for stage in ("sample", "objective", "solve", "weigh", "update"))
+    assert "grouping" in words and "personal" in words
     plt.close(fig)

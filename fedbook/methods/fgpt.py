@@ -13,7 +13,7 @@ arXiv:2310.18285v1, 2023.
 (2)-(5) are the model, `models.build("fgpt", federation)`; the method is the last line, and this is
 all of it:
 
-    fgpt   = pt_fedavg.replace(weigh=GroupCounts())
+    fgpt   = pt_fedavg.replace(weigh=(GroupCounts(),))
     FGPT-U = the same with models.build("fgpt", federation, top_k=5): five nearest groups, averaged
     both   = get("fgpt", base="fedmix"): the same stage on another method (Table 9)
 

@@ -268,6 +268,8 @@ class Unsupported(Exception):
 
 def twin(stack: Stack, twins: dict[type[nn.Module], type[Twin]]) -> Any:
     """A copy of the model whose trained layers read the stack; parameters are never copied."""
+    if any(p.requires_grad for p in stack.model.parameters(recurse=False)):
+        raise Unsupported("trained parameters outside of any layer")
     shared = {id(t): t for t in (*stack.model.parameters(), *stack.model.buffers())}
     model = copy.deepcopy(stack.model, shared)
 

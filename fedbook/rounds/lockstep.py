@@ -20,6 +20,7 @@ from torch import Tensor
 from fedbook.errors import FedbookError
 from fedbook.rounds.params import Params, clone
 from fedbook.rounds.record import Traffic
+from fedbook.rounds.seeds import stream
 from fedbook.rounds.stages import Batch, Local, LocalSolver, Objective, Report, numbered
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ class Lockstep:
                 run._turn(report, t, "train")
             run.load(outcome.params)
             run.model.train()
+            torch.manual_seed(stream(run.seed, "dropout", t, report.id))  # as the loop leaves it
             yield run._end(local, report, (outcome.loss, outcome.acc), traffic)
 
     def _chunk(
@@ -146,7 +148,7 @@ def advance(run: Simulation, how: str, turns: list[Local], starts: list[Params])
     stack = Stack(run.model, starts, how)
     optimizer = solver.build(stack)  # type: ignore[arg-type]
     plans = [schedule(local, solver) for local in turns]
-    sums = torch.zeros(2, len(turns), device=run.federation.device)
+    tally = Tally()
     done: list[Params] = []
     while True:
         parts, last = [], []
@@ -163,12 +165,40 @@ def advance(run: Simulation, how: str, turns: list[Local], starts: list[Params])
         step = Step(run, stack, turns, parts)
         losses = solver.together(step, optimizer)
         if any(last):
-            sizes = step.layout.counts * torch.tensor(last, device=sums.device)
-            hits = (step.logits.detach().argmax(1) == step.y).to(sums)
-            sums[0, : len(parts)] += losses * sizes
-            sums[1, : len(parts)] += step.layout.mean(hits) * sizes
-    counts = torch.tensor([len(local.client.train) for local in turns], device=sums.device)
-    return [Outcome(*each) for each in zip(done, *(sums / counts))]
+            tally.add(losses, step.logits.detach().argmax(1) == step.y, step.layout.sizes, last)
+    means = tally.means([len(local.client.train) for local in turns])
+    return [Outcome(*each) for each in zip(done, *means)]
+
+
+class Tally:
+    """Losses and hits of the last epoch, step by step; summed by client at the end."""
+
+    def __init__(self) -> None:
+        self.losses: list[Tensor] = []
+        self.hits: list[Tensor] = []
+        self.client: list[int] = []
+        self.weight: list[int] = []
+        self.size: list[int] = []
+
+    def add(self, losses: Tensor, hits: Tensor, sizes: list[int], last: list[bool]) -> None:
+        self.losses.append(losses)
+        self.hits.append(hits)
+        self.client += range(len(sizes))
+        self.size += sizes
+        self.weight += [n * final for n, final in zip(sizes, last)]
+
+    def means(self, counts: list[int]) -> tuple[Tensor, Tensor]:
+        """Mean loss and accuracy of each client over its `counts` samples."""
+        losses = torch.cat(self.losses)
+        weight = torch.tensor(self.weight).to(losses)
+        client = torch.tensor(self.client, device=losses.device)
+        size = torch.tensor(self.size, device=losses.device)
+        n = torch.tensor(counts).to(losses)
+        zero = torch.zeros_like(n)
+        hits = torch.cat(self.hits) * torch.repeat_interleave(weight > 0, size)
+        rows = torch.repeat_interleave(client, size)
+        loss = zero.index_add(0, client, losses * weight)
+        return loss / n, zero.index_add(0, rows, hits.to(n)) / n
 
 
 def keep(clients: int, stack: Stack, optimizer: torch.optim.Optimizer) -> None:
@@ -303,7 +333,7 @@ class View(Batch):
 
 def client_norms(tensors: list[Tensor]) -> Tensor:
     """The norm over all tensors [clients, ...] of each client."""
-    return torch.stack([t.flatten(1).norm(dim=1) for t in tensors]).norm(dim=0)
+    return torch.stack([t.reshape(len(t), -1).norm(dim=1) for t in tensors]).norm(dim=0)
 
 
 def per_client(values: Tensor, like: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,9 +61,12 @@ class Record:
 
     @property
     def accuracy(self) -> float | None:
-        """The mean over clients: of the global model if there is one, else of their own models."""
+        """The mean over the clients that have test samples: of the global model if there is one,
+        else of their own models.
+        """
         scores = self.personal_acc if self.test_acc is None else self.test_acc
-        return None if scores is None else sum(scores) / len(scores)
+        tested = [score for score in scores or () if not math.isnan(score)]
+        return sum(tested) / len(tested) if tested else None
 
     def __repr__(self) -> str:
         accuracy = "not tested" if self.accuracy is None else f"accuracy {self.accuracy:.3f}"
