@@ -95,6 +95,8 @@ def reproduce(args: argparse.Namespace) -> int:
     chosen = _chosen(args)
     store = _store(args)
     store.check_writable()
+    if args.rehearse:
+        return _rehearse(args, chosen, store)
     results = store.keys()
     todo = work.missing(chosen, args.scale, args.seeds, results)
     runs = sum(len(s.plan(args.scale, args.seeds)) for s in chosen)
@@ -121,6 +123,27 @@ def reproduce(args: argparse.Namespace) -> int:
     return 0
 
 
+def _rehearse(args: argparse.Namespace, chosen: list[Spec], store: Store) -> int:
+    from fedbook.papers import rehearse as work
+
+    path = store.folder / f"rehearsal_{args.scale}.csv"
+    kept = work.load(path)
+    found = []
+    for r in work.rehearse(chosen, args.scale, dict(kept), say):
+        found.append(r)
+        kept[r.key] = r
+        work.keep(kept.values(), path)
+    if args.json:
+        show([dataclasses.asdict(r) for r in found])
+    else:
+        print(work.text(found))
+    broken = [r for r in found if r.outcome != "ok"]
+    if broken:
+        message = f"{len(broken)} of {len(found)} distinct runs broke, first: {broken[0].outcome}"
+        raise FedbookError(message, broken[0].what)
+    return 0
+
+
 def _chosen(args: argparse.Namespace) -> list[Spec]:
     """The tables asked for, which must have this scale; without any, those of the headline that
     have it.
@@ -128,6 +151,8 @@ def _chosen(args: argparse.Namespace) -> list[Spec]:
     from fedbook import papers
 
     if not args.ids:
+        if args.rehearse:
+            return [spec for spec in papers.specs().values() if spec.plan(args.scale)]
         headline = [papers.get(i) for i in papers.HEADLINE]
         return [spec for spec in headline if spec.paper.has(args.scale)]
     chosen = [papers.get(i) for i in args.ids]
@@ -434,6 +459,8 @@ def parser(command: str = "") -> argparse.ArgumentParser:
     jobs(p)
     help = "where figures go (default: figures/ of the checkout)"
     p.add_argument("--figures", metavar="DIR", help=help)
+    help = "one small round of every distinct run with its real network, and what it will cost"
+    p.add_argument("--rehearse", action="store_true", help=help)
     p = add("claims", claims, "fedbook claims fedgcr --open")
     help = "a paper, or one claim with all its checks; none: all"
     p.add_argument("which", nargs="?", metavar="PAPER|ID", help=help)

@@ -16,6 +16,8 @@ from fedbook.errors import FedbookError
 from fedbook.results import Result, config_key
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
     from fedbook.data import Dataset
     from fedbook.federation import Federation
     from fedbook.rounds import Method
@@ -93,15 +95,32 @@ class Experiment:
         self, quiet: bool = True, checkpoint: str | Path | None = None, device: Any = "auto"
     ) -> Result:
         """Train, and return the line to be stored."""
+        began = time.perf_counter()
+        result = self.train(
+            self.build_federation(), quiet=quiet, checkpoint=checkpoint, device=device
+        )
+        return {**result, "seconds": round(time.perf_counter() - began, 3)}
+
+    def train(
+        self,
+        federation: Federation,
+        model: Module | None = None,
+        *,
+        quiet: bool = True,
+        checkpoint: str | Path | None = None,
+        device: Any = "auto",
+    ) -> Result:
+        """The same on a federation (and with a model) of your own."""
         from fedbook import measures, models
         from fedbook.rounds import simulate
 
         began = time.perf_counter()
-        federation = self.build_federation()
         asked = [measures.build(m["name"], **_options(m)) for m in self.measures]
         for measure in asked:
             federation = measure.begin(federation, self.seed)
-        model = models.build(self.model["name"], federation, seed=self.seed, **_options(self.model))
+        if model is None:
+            options = _options(self.model)
+            model = models.build(self.model["name"], federation, seed=self.seed, **options)
         run = simulate(
             self.build_method(),
             federation,

@@ -140,7 +140,8 @@ def partition(federation: Federation, ax: Axes | None = None) -> Axes:
     type.
     """
     with style() as plt:
-        clients, classes = len(federation), federation.num_classes
+        clients = len(federation)
+        classes = federation.num_classes
         if ax is None:
             _, ax = plt.subplots(
                 figsize=(min(12, 2.5 + 0.28 * clients), min(8, 1.6 + 0.24 * classes))

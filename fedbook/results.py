@@ -74,7 +74,8 @@ class Store:
                 f.seek(end)
                 rest = f.read()
                 if rest and _parse(rest) is not None:
-                    line, end = b"\n" + line, end + len(rest)
+                    line = b"\n" + line
+                    end += len(rest)
                 elif rest:
                     warnings.warn(f"{path}: removed an unfinished last line", stacklevel=2)
                     f.truncate(end)

@@ -86,7 +86,8 @@ def learning_curves(spec: Spec, runs: Sequence[Run]) -> Drawn:
     def draw(ax: Any, setting: str, methods: Methods) -> None:
         series = {m: [r.metrics["curves"]["avg_client"] for r in own] for m, own in methods.items()}
         rounds = max((r.metrics["rounds"] for own in methods.values() for r in own), key=len)
-        plots.curves(series, rounds, "mean test accuracy of the clients", setting, ax)
+        label = "mean test accuracy of the clients"
+        plots.curves(series, rounds, ylabel=label, title=setting, ax=ax)
 
     fig, who = panels(spec, runs, draw)
     return fig, f"Learning curves, mean test accuracy against round: {who}"

@@ -22,8 +22,12 @@ from functools import cache, cached_property
 from itertools import combinations
 from statistics import fmean, stdev
 
-ORDER, ALIKE, DIFFERENT = "order", "alike", "different"
-FOR, AGAINST, OPEN = "for", "against", "open"
+ORDER = "order"
+ALIKE = "alike"
+DIFFERENT = "different"
+FOR = "for"
+AGAINST = "against"
+OPEN = "open"
 MANY = 1000  # seeds that nobody will run
 TINY = 1e-9
 
@@ -52,7 +56,8 @@ class Cell:
         """f of both, seed by seed over the seeds that both have."""
         if not isinstance(other, Cell):
             other = Cell(exact=float(other))
-        mine, theirs = self.exact, other.exact
+        mine = self.exact
+        theirs = other.exact
         if not self.known or not other.known:
             return Cell()
         if mine is not None and theirs is not None:

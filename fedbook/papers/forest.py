@@ -88,7 +88,8 @@ def _limits(ax: Any, j: Judged) -> None:
     points = [c.difference.value for c in j.checks]
     points += [p for c in j.checks if (p := j.printed(c.label)) is not None]
     points += [w for c in j.checks for w in (-c.width, c.width)] + [0.0]
-    low, high = min(points), max(points)
+    low = min(points)
+    high = max(points)
     room = max(0.35 * (high - low), 1e-9)
     ax.set_xlim(low - room, high + room)
 

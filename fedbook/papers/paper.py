@@ -108,9 +108,9 @@ class Paper:
         for line in read_csv(self.published / "tables.csv"):
             name = f"table{line['table']}"
             rows = read_rows(self.published / line["file"])
-            found[f"{self.key}/{name}"] = self._spec(
-                name, "table", _sentence(line["content"]), rows, self.plots.get(name)
-            )
+            title = _sentence(line["content"])
+            plot = self.plots.get(name)
+            found[f"{self.key}/{name}"] = self._spec(name, "table", title, rows=rows, plot=plot)
         return found
 
     def _figures(self) -> dict[str, Spec]:
@@ -126,7 +126,7 @@ class Paper:
             elif name in self.figures:
                 figure = self.figures[name]
                 found[f"{self.key}/{name}"] = self._spec(
-                    name, "figure", title, figure.rows, figure.plot
+                    name, "figure", title, rows=figure.rows, plot=figure.plot
                 )
             else:
                 raise FedbookError(
@@ -140,7 +140,7 @@ class Paper:
         for name, figure in self.figures.items():
             if figure.title:
                 found[f"{self.key}/{name}"] = self._spec(
-                    name, "study", figure.title, figure.rows, figure.plot
+                    name, "study", figure.title, rows=figure.rows, plot=figure.plot
                 )
         return found
 
@@ -149,6 +149,7 @@ class Paper:
         name: str,
         kind: str,
         title: str,
+        *,
         rows: tuple[Row, ...] = (),
         plot: Plot | None = None,
     ) -> Spec:

@@ -21,7 +21,9 @@ def global_against_worst(spec: Spec, runs: Sequence[Run]) -> Drawn:
             everybody = [r.metrics["tail"] for r in own]
             worst = [r.metrics["worst_client"] for r in own]
             series[method] = (everybody, worst)
-        plots.points(series, "global accuracy", "worst client's accuracy", setting, ax)
+        x = "global accuracy"
+        y = "worst client's accuracy"
+        plots.points(series, xlabel=x, ylabel=y, title=setting, ax=ax)
 
     fig, who = panels(spec, runs, draw)
     return fig, f"Accuracy over all clients against the worst client's, one marker per seed: {who}"

@@ -39,8 +39,14 @@ def personal_scores(spec: Spec, runs: Sequence[Run]) -> Drawn:
         series = {}
         for method, own in methods.items():
             series[method] = [local(r)["t_p"] for r in own], [local(r)["t_r"] for r in own]
-        x, y = "personalisation $T_p$ (macro-F1)", "generalisation $T_r$ (macro-F1)"
-        plots.points(series, x, y, setting, ax, diagonal=True)
+        plots.points(
+            series,
+            xlabel="personalisation $T_p$ (macro-F1)",
+            ylabel="generalisation $T_r$ (macro-F1)",
+            title=setting,
+            ax=ax,
+            diagonal=True,
+        )
         ax.set(xlim=(0, 1), ylim=(0, 1))
 
     fig, who = panels(spec, runs, draw)
@@ -68,7 +74,8 @@ def client_imbalance(spec: Spec, runs: Sequence[Run]) -> Drawn:
     run = finished(runs)[0]
     found = local(run)
     counts = np.array(found["class_counts"], dtype=float)
-    near, far = found["near"]["client"], found["far"]["client"]
+    near = found["near"]["client"]
+    far = found["far"]["client"]
     fig, (a, b, c) = plots.panels(3)
     x, y = client_map(counts).T
     a.scatter(x, y, s=14, color=plots.BLUE)
@@ -113,7 +120,7 @@ def mean_and_max_loss(spec: Spec, runs: Sequence[Run]) -> Drawn:
             series[method] = [r.metrics["curves"][f"global_loss_{name}"] for r in own]
             last = np.mean([curve[-1] for curve in series[method]])
             ends.append(f"{plots.look(method)['label']} {last:.2f}")
-        plots.curves(series, rounds, f"{name} training loss of the clients", "", ax)
+        plots.curves(series, rounds, ylabel=f"{name} training loss of the clients", ax=ax)
         told.append(f"{name}: " + ", ".join(ends))
     fig.suptitle(heading(spec, runs), fontsize=8)
     return fig, "Training loss of the clients against round; at the end " + "; ".join(told) + "."
