@@ -4,6 +4,7 @@ everywhere."""
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("FEDBOOK_CACHE", "off")  # no test writes into the user's home
 
 import pytest
 import torch

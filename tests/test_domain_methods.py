@@ -216,19 +216,6 @@ def test_the_shared_amplitude_is_the_mean_of_the_clients_means():
     assert torch.allclose(norm(torch.full((1, 1, 2, 2), 0.9)), torch.full((1, 1, 2, 2), 0.4))
 
 
-def test_normalised_pixels_are_read_before_their_normalisation(images):
-    """Zero mean images have a zero frequency of either sign; the amplitude must be that of the
-    pixels.
-    """
-    centred = dataclasses.replace(images, mean=(0.5,) * 3, std=(0.25,) * 3)
-    index = images.clients[1].test
-    plain, other = (
-        AmplitudeNorm(images)(images.inputs(index)),
-        AmplitudeNorm(centred)(centred.inputs(index)),
-    )
-    assert torch.allclose((plain - 0.5) / 0.25, other, atol=1e-4)
-
-
 def test_harmofl_without_its_two_parts_is_fedavg_and_without_the_first_fedsam(images):
     def model():
         return build(images, "cnn", width=4, hidden=8)

@@ -33,7 +33,7 @@ SCALES: dict[str, dict[str, Any]] = {
             "pacs": (0, 2, 3, 4),
         },
         "types": {"domainnet": 5},
-        "model": {"name": "vpt", "backbone": "bundled", "prompts": 4},
+        "model": {"name": "vpt", "backbone": "hybrid", "prompts": 4},
         "local": {**ADAMW, "lr": 2e-2, "batch_size": 16},
     },
     "laptop": {
@@ -63,7 +63,7 @@ SCALES: dict[str, dict[str, Any]] = {
             "domainnet": (1, 0, 2, 3, 4, 6, 5),
             "pacs": PUBLISHED["pacs"].swapped,
         },
-        "model": {"name": "vpt", "backbone": "bundled", "prompts": 4},
+        "model": {"name": "vpt", "backbone": "hybrid", "prompts": 4},
         "local": {**ADAMW, "lr": 4e-2, "batch_size": 16},
         "fedavg": {"lr": 4e-2},  # these eight: see GRID
         "afl": {"lr": 4e-2, "eta_lam": 0.01},

@@ -40,7 +40,7 @@ SCALES: dict[str, dict[str, Any]] = {
         "sizes": [[60] * 4] * 5,
         "participation": {"cifar100": 3, "five_dataset": 4},
         "classes_per_client": {10: 4, 5: 2},
-        "backbone": "bundled",
+        "backbone": "hybrid",
         "local": {**SGD, "epochs": 1},
     },
     "laptop": {
@@ -61,7 +61,7 @@ SCALES: dict[str, dict[str, Any]] = {
         "clients": {"cifar100": 50, "cifar100_c": 50, "five_dataset": [4] * 5},
         "participation": {"cifar100": 5, "cifar100_c": 5, "five_dataset": 2},
         "classes_per_client": {10: 5, 5: 3, 2: 2},
-        "backbone": "bundled",
+        "backbone": "hybrid",
         "local": {**SGD, "lr": 1e-1, "epochs": 2, "batch_size": 20},
         "fgpt": {"lr": 1e-1},  # these six: see GRID
         "pt_fedavg": {"lr": 1e-1},
