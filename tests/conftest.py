@@ -1,10 +1,4 @@
-"""Small federations that every test may use, and one thread so that numbers are the same
-everywhere."""
-
-import os
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("FEDBOOK_CACHE", "off")  # no test writes into the user's home
+"""Small federations that every test may use."""
 
 import pytest
 import torch

@@ -10,6 +10,7 @@ import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_hybrid import HybridEmbed
+from tqdm import tqdm
 
 from fedbook.federation import Client, Federation
 from fedbook.models import cache as caching
@@ -91,6 +92,13 @@ def test_the_stem_runs_once_for_all_models(federation):
     for name in BUILDERS:
         BUILDERS[name](federation, net).precompute(federation)
     assert sum(seen) == 7  # as many as the clients hold
+
+
+def test_a_backbone_that_is_trained_keeps_nothing(federation):
+    for name in ("vpt", "linear_probe"):
+        m = BUILDERS[name](federation, with_stem())
+        m.backbone.requires_grad_(True)
+        assert m.precompute(federation) == {}
 
 
 def test_gradients_reach_the_image_without_kept_tokens(federation):
@@ -227,15 +235,22 @@ Cache(directory=__import__("pathlib").Path(sys.argv[1])).rows("k", 8, torch.aran
     assert said.count(b"computed") == 1
 
 
-def test_many_images_show_a_bar(federation, capsys, monkeypatch):
+def test_many_images_show_a_bar_the_first_time(federation, monkeypatch):
+    bars = []
+
+    def shown(total, desc, **options):
+        bars.append((total, desc, options))
+        return tqdm(total=total, disable=True)
+
+    monkeypatch.setattr("tqdm.auto.tqdm", shown)
     monkeypatch.setattr(caching, "MANY", 7)
     net = vit()
     for _ in range(2):
         per_image("tokens", federation, net, Counted())
-    assert capsys.readouterr().err.count("tokens of 7 images, once: 100%") == 1
+    assert bars == [(7, "tokens of 7 images, once", {})]
     monkeypatch.setattr(caching, "MANY", 8)
     per_image("other", federation, net, Counted())
-    assert not capsys.readouterr().err
+    assert bars[1][2] == {"disable": True}
 
 
 def test_settings_come_from_the_environment(monkeypatch, tmp_path):

@@ -30,6 +30,7 @@ begin with "model.".
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,11 +87,20 @@ class Normalised(nn.Module):
     def head(self) -> nn.Module:
         return self.model.head
 
-    def embed(self, x: Tensor) -> Tensor:
-        return self.model.embed(self.norm(x))
+    def precompute(self, federation: Federation) -> dict[str, Tensor]:
+        """What the model keeps of the images it sees, which never change either."""
+        offer = getattr(self.model, "precompute", None)
+        if offer is None:
+            return {}
+        rows = torch.arange(len(federation.x), device=federation.device)
+        seen = torch.cat([self.norm(federation.inputs(part)) for part in rows.split(256)])
+        return offer(dataclasses.replace(federation, x=seen))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.embed(x))
+    def embed(self, x: Tensor, **extra: Tensor) -> Tensor:
+        return self.model.embed(self.norm(x), **extra)
+
+    def forward(self, x: Tensor, **extra: Tensor) -> Tensor:
+        return self.head(self.embed(x, **extra))
 
 
 @dataclass(frozen=True)

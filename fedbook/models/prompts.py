@@ -173,7 +173,7 @@ class PromptedViT(nn.Module):
         """Per-image tensors no training changes, for `embed(x, **extra)`."""
         kept: dict[str, Tensor] = {}
         frozen = nn.ModuleList([self.prepare, self.backbone])
-        if self.stem:
+        if self.stem and self.frozen:
             kept["tokens"] = cache.per_image(
                 "tokens", federation, frozen, lambda x, _: self.tokens(x).half()
             )
@@ -188,8 +188,12 @@ class PromptedViT(nn.Module):
         return kept if self.prompts else {k: kept[k] for k in kept if k == "cls"}
 
     @property
+    def frozen(self) -> bool:
+        return not any(p.requires_grad for p in self.backbone.parameters())
+
+    @property
     def needs_cls(self) -> bool:
-        return not self.prompts and not any(p.requires_grad for p in self.backbone.parameters())
+        return not self.prompts and self.frozen
 
 
 class FedGC(PromptedViT):
