@@ -94,6 +94,11 @@ def test_the_stem_runs_once_for_all_models(federation):
     assert sum(seen) == 7  # as many as the clients hold
 
 
+def test_group_prompts_alone_need_tokens_too(federation):
+    m = fgpt(federation, with_stem(), prompts=0, groups=4)
+    assert set(m.precompute(federation)) == {"tokens", "cls"}
+
+
 def test_a_backbone_that_is_trained_keeps_nothing(federation):
     for name in ("vpt", "linear_probe"):
         m = BUILDERS[name](federation, with_stem())

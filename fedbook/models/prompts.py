@@ -49,10 +49,11 @@ class PromptedViT(nn.Module):
     """A frozen timm VisionTransformer with `prompts={layer: how many}` and a linear head.
 
     replace=False: prompts stay in the row to the end; True: those entering at a layer replace those
-    before (VPT-deep). std=None draws prompts as VPT does, U(-v, v) with v^2 = 6 / (3 patch^2 + d);
-    a number draws N(0, std^2). prepare brings images to the size and normalisation the backbone was
-    trained with; None: they come that way. A backbone whose patches are seen by a convolutional
-    stem rounds its tokens to half precision, so that kept ones are the same as computed ones.
+    before (VPT-deep). std=None draws prompts as VPT does, U(-v, v) with v^2 = 6 / (3 patch^2 + d)
+    (behind a stem its channels take the place of 3 patch^2); a number draws N(0, std^2). prepare
+    brings images to the size and normalisation the backbone was trained with; None: they come that
+    way. A backbone whose patches are seen by a convolutional stem rounds its tokens to half
+    precision, so that kept ones are the same as computed ones.
     """
 
     backbone: Any
@@ -138,9 +139,7 @@ class PromptedViT(nn.Module):
         b, n = self.backbone, self._read
         t = self.run(t, first, self.depth - 1)
         last = b.blocks[-1]
-        if (
-            self._plain
-        ):  # the last layer's residual and MLP are only needed for the tokens that are read
+        if self._plain:  # residual and MLP of the last layer only for the tokens that are read
             t = t[:, :n] + last.drop_path1(last.ls1(last.attn(last.norm1(t))[:, :n]))
             t = t + last.drop_path2(last.ls2(last.mlp(last.norm2(t))))
         else:
@@ -185,15 +184,21 @@ class PromptedViT(nn.Module):
                 frozen,
                 lambda x, rows: self.frozen_cls(x, None if tokens is None else tokens[rows]),
             )
-        return kept if self.prompts else {k: kept[k] for k in kept if k == "cls"}
+        if not self.prompted:  # the head reads e(x) itself
+            kept.pop("tokens", None)
+        return kept
 
     @property
     def frozen(self) -> bool:
         return not any(p.requires_grad for p in self.backbone.parameters())
 
     @property
+    def prompted(self) -> bool:
+        return bool(self.prompts)
+
+    @property
     def needs_cls(self) -> bool:
-        return not self.prompts and self.frozen
+        return not self.prompted and self.frozen
 
 
 class FedGC(PromptedViT):
@@ -287,6 +292,7 @@ class FGPT(PromptedViT):
     one no image of a client selects keeps grad None, so it does not move.
     """
 
+    prompted = True
     only_choose = ("cls",)  # extras that decide which prompt is used and carry no gradient
 
     def __init__(

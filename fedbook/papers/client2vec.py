@@ -42,7 +42,7 @@ SCALES: dict[str, dict[str, Any]] = {
         },
         "local": {**SGD, "lr": 0.1, "epochs": 2, "batch_size": 32},
         "index": {
-            "index_encoder": "offline/vit+ngram",
+            "index_encoder": "offline/hybrid+ngram",
             "index_ffn": 64,
             "index_limit": 32,
             "index_samples": 32,
