@@ -384,7 +384,7 @@ def lab(args: argparse.Namespace) -> int:
 
 
 def pretrain(args: argparse.Namespace) -> int:
-    """Train the bundled backbone again."""
+    """Train the default backbone again, or print what frozen networks are worth."""
     from fedbook.models.pretrain import main as pretrain_main
 
     return pretrain_main(args) or 0  # type: ignore[func-returns-value]
@@ -488,7 +488,7 @@ def parser(command: str = "") -> argparse.ArgumentParser:
     p.add_argument("--repeats", type=_positive, default=11)
     p = add("lab", lab, "fedbook lab", results=False)
     p.add_argument("rest", nargs=argparse.REMAINDER, help="passed on to jupyter lab")
-    p = add("pretrain", pretrain, "fedbook pretrain vit", results=False)
+    p = add("pretrain", pretrain, "fedbook pretrain probe", results=False)
     if command == "pretrain":
         from fedbook.models.pretrain import add_arguments
 

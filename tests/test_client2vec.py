@@ -551,7 +551,7 @@ def test_from_images_to_a_run_in_one_line(images):
     method = methods.get(
         "client2vec",
         base="fedavgm",
-        index_encoder="offline/vit+ngram",
+        index_encoder="offline/hybrid+ngram",
         index_epochs=1,
         index_ffn=32,
         lr=0.05,

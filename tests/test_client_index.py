@@ -289,7 +289,7 @@ def test_wrong_specs_are_refused():
 
 
 def test_images_go_through_the_offline_pair(images):
-    index = client_index(images, encoder="offline/vit+ngram", **{**SMALL, "epochs": 1})
+    index = client_index(images, encoder="offline/hybrid+ngram", **{**SMALL, "epochs": 1})
     assert (
         index.feature.isfinite().all() and len(index) == len(images) and index.info["seconds"] > 0
     )

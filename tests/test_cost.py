@@ -14,7 +14,7 @@ def planned(method, **options):
         next(r for r in spec.rows if r.method == method and r["dif"] == 10), "paper", 0
     )
     return dataclasses.replace(
-        e, model={**e.model, "backbone": "bundled"}, method={**e.method, **options}
+        e, model={**e.model, "backbone": "hybrid"}, method={**e.method, **options}
     )
 
 
@@ -23,9 +23,7 @@ def counted(method, **options):
 
 
 def test_a_linear_probe_costs_what_its_matrix_does():
-    e = dataclasses.replace(
-        planned("fedavg"), model={"name": "linear_probe", "backbone": "bundled"}
-    )
+    e = dataclasses.replace(planned("fedavg"), model={"name": "linear_probe", "backbone": "hybrid"})
     found = cost(e, (3, 32, 32), 7, [40, 60], 30)
     # features are computed once: forward 2 * 128 * 7, and the weight's gradient the same
     assert found["gflop_per_image_and_round"] * 1e9 == 2 * 2 * 128 * 7

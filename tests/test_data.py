@@ -628,6 +628,32 @@ def test_chars74k_and_notmnist_conversion(root, monkeypatch):
         assert not (root / "raw" / name).exists()
 
 
+def test_tiny_imagenet_conversion(root, monkeypatch):
+    home = "tiny-imagenet-200/"
+    notes = "".join(f"val_{i}.JPEG\tn{i % 2}\t0\t0\t63\t63\n" for i in range(4))
+    contents = {
+        home + "wnids.txt": b"n1\nn0\n",
+        home + "words.txt": b"n0\tgoldfish, Carassius auratus\nn1\tlemon\nn2\tunused\n",
+        home + "val/val_annotations.txt": notes.encode(),
+        **{home + f"train/n{c}/images/n{c}_{i}.JPEG": png(c) for c in (0, 1) for i in range(3)},
+        **{home + f"val/images/val_{i}.JPEG": png(i % 2) for i in range(4)},
+        home + "test/images/test_0.JPEG": png(0),
+    }
+
+    def fake(url, target, **_):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(target, "w") as archive:
+            for name, content in contents.items():
+                archive.writestr(name, content)
+
+    monkeypatch.setattr(store, "download", fake)
+    data.fetch("tiny_imagenet", quiet=True)
+    with pytest.warns(UserWarning, match="a subset of the published 100000"):
+        d = data.load("tiny_imagenet")
+    assert d.class_names == ("lemon", "goldfish") and (len(d.train), len(d.test)) == (6, 4)
+    assert d.y[d.train].tolist() == [1, 1, 1, 0, 0, 0] and d.y[d.test].tolist() == [1, 0, 1, 0]
+
+
 def test_synth_digits_from_mat_files(root):
     from scipy.io import savemat
 

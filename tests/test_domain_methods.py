@@ -2,11 +2,14 @@
 of."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from helpers import mlp, normed, only, resumed, run, same, vit
+from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer_hybrid import HybridEmbed
 from torch import nn
 
 from fedbook import FedbookError, Federation, methods, models
@@ -172,19 +175,6 @@ def test_the_shared_amplitude_is_the_mean_of_the_clients_means():
     assert torch.allclose(norm(torch.full((1, 1, 2, 2), 0.9)), torch.full((1, 1, 2, 2), 0.4))
 
 
-def test_normalised_pixels_are_read_before_their_normalisation(images):
-    """Zero mean images have a zero frequency of either sign; the amplitude must be that of the
-    pixels.
-    """
-    centred = dataclasses.replace(images, mean=(0.5,) * 3, std=(0.25,) * 3)
-    index = images.clients[1].test
-    plain, other = (
-        AmplitudeNorm(images)(images.inputs(index)),
-        AmplitudeNorm(centred)(centred.inputs(index)),
-    )
-    assert torch.allclose((plain - 0.5) / 0.25, other, atol=1e-4)
-
-
 def test_harmofl_without_its_two_parts_is_fedavg_and_without_the_first_fedsam(images):
     model = cnn(images)
     fedavg = run("fedavg", images, 2, model)
@@ -214,13 +204,17 @@ def test_harmofl_normalises_at_test_time_too(images):
     assert done.records[-1].test_loss[0] == pytest.approx(loss, abs=1e-5)
 
 
-def test_amplitudes_are_sent_once_and_no_features_of_other_images_are_used(images):
+def test_amplitudes_are_sent_once_and_kept_features_are_of_normalised_images(images):
     done = run("harmofl", images, 2, models.build("linear_probe", images, backbone=vit()))
     one, two = done.records
     A = 6 * 4 * 3 * 8 * 5
     assert one.bytes_up - two.bytes_up == one.bytes_down - two.bytes_down == A
-    assert set(done.params) == {"model.head.weight", "model.head.bias"} and done.precomputed == {}
+    assert set(done.params) == {"model.head.weight", "model.head.bias"}
     assert two.bytes_down == 6 * count_bytes(done.params)
+    index = images.clients[1].train
+    seen = done.model.norm(images.inputs(index))
+    expected = done.model.model.frozen_cls(seen)
+    assert torch.allclose(done.precomputed["cls"][index], expected, atol=1e-5)
 
 
 def test_harmofl_needs_images(toy):
@@ -230,6 +224,23 @@ def test_harmofl_needs_images(toy):
 
 
 # -- FedMix ----------------------------------------------------------------------------------------
+def test_fedmix_mixes_behind_a_frozen_stem(images):
+    """The stem sees every image and every mean once, whatever the number of steps."""
+    torch.manual_seed(0)
+    stem = nn.Conv2d(3, 6, 2, 2)
+    stem.num_features = 6
+    embed = partial(HybridEmbed, backbone=stem, feature_size=4, feature_ratio=2)
+    shape = dict(img_size=8, patch_size=1, embed_dim=12, depth=2, num_heads=2, num_classes=0)
+    net = VisionTransformer(embed_layer=embed, **shape)
+    seen: list[int] = []
+    stem.register_forward_hook(lambda module, x, y: seen.append(len(y)))
+    model = models.build("vpt", images, backbone=net)
+    before = model.prompts["1"].detach().clone()
+    done = run("fedmix", images, 2, model, epochs=2)
+    assert sum(seen) == len(images.x) + 6 * (16 // 5)
+    assert not torch.equal(before, done.params["prompts.1"])
+
+
 def one_mean(x, y):
     """One mean, given."""
     means = Means.__new__(Means)

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import torch
 
-from fedbook import FedbookError, Federation, data
+from fedbook import FedbookError, Federation, data, models
 from fedbook.federation import Client, federate
 
 
@@ -14,14 +14,23 @@ def test_from_arrays_keeps_samples_once_and_points_into_them(toy):
     assert sorted(everything.tolist()) == list(range(len(toy.x)))
 
 
-def test_inputs_normalise_uint8_images(images):
+def test_images_are_scaled_by_the_federation_and_normalised_by_the_model(images):
     normalised = dataclasses.replace(images, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
     index = images.clients[2].train[:3]
-    by_hand = (
-        images.x[index].double() / 255 - torch.tensor([0.5, 0.4, 0.3]).view(1, 3, 1, 1)
-    ) / torch.tensor([0.2, 0.3, 0.4]).view(1, 3, 1, 1)
-    assert torch.allclose(normalised.inputs(index).double(), by_hand, atol=1e-5)
-    assert torch.allclose(images.inputs(index), images.x[index].float() / 255, atol=1e-7)
+    x = normalised.inputs(index)
+    assert torch.allclose(x, images.x[index].float() / 255, atol=1e-7)
+    by_hand = (x - torch.tensor([0.5, 0.4, 0.3])[:, None, None]) / torch.tensor([0.2, 0.3, 0.4])[
+        :, None, None
+    ]
+    model = models.build("linear", normalised)
+    assert torch.allclose(model.embed(x), by_hand.flatten(1), atol=1e-5)
+    assert torch.equal(models.build("linear", images).embed(x), x.flatten(1))
+    assert set(model.state_dict()) == {"head.weight", "head.bias"}  # moments are nobody's to send
+
+
+def test_moments_are_one_number_per_channel(images):
+    with pytest.raises(FedbookError, match="one number per channel"):
+        dataclasses.replace(images, mean=(0.5,))
 
 
 def test_save_and_load_give_the_same_federation(images, tmp_path):

@@ -262,7 +262,7 @@ def test_texts_are_embedded_as_the_paper_words_them(roles):
 
 
 def test_an_index_of_texts(roles):
-    index = client_index(roles, encoder="offline/vit+ngram", epochs=1, ffn=32, limit=24)
+    index = client_index(roles, encoder="offline/hybrid+ngram", epochs=1, ffn=32, limit=24)
     assert len(index) == 4 and index.feature.isfinite().all()
     mix = torch.stack([roles.class_counts(c).float() for c in roles.clients])
     assert index.label.shape == (4, 512) and mix.shape == (4, 80)

@@ -206,6 +206,15 @@ ENTRIES: dict[str, Entry] = {
         members=("cifar100",),
         domains=10,
     ),
+    "tiny_imagenet": Entry(
+        "photographs 64x64, 200 classes of ImageNet; the default backbone was trained on them",
+        real.single("tiny_imagenet"),
+        "Le and Yang 2015; Deng et al. 2009 (ImageNet)",
+        "non-commercial research only (ImageNet's terms)",
+        237,
+        real.fetch_tiny_imagenet,
+        nearest="emoji7",
+    ),
     "fashion_mnist": Entry(
         "clothes 28x28", real.single("fashion_mnist"), "Xiao et al. 2017", "MIT", 30, TV
     ),

@@ -79,6 +79,7 @@ EXPECTED = {
     "fashion_mnist": (60000, 10000),
     "cifar10": (50000, 10000),
     "cifar100": (50000, 10000),
+    "tiny_imagenet": (100000, 10000),
 }
 CLASS_NAMES: dict[str, Sequence[str]] = {
     **dict.fromkeys(
@@ -552,6 +553,32 @@ def fetch_synth_digits(name: str, folder: Path, quiet: bool) -> Columns:
         mat = loadmat(path)
         pairs.append((mat["X"].transpose(3, 0, 1, 2), mat["y"].ravel() % 10))
     return _pairs(pairs, name)
+
+
+def fetch_tiny_imagenet(name: str, folder: Path, quiet: bool) -> Columns:
+    """200 classes of ImageNet at 64 px: 500 training images of each, and the validation images for
+    testing. A class is called by the first of its WordNet synonyms.
+    """
+    target = folder / "tiny-imagenet-200.zip"
+    store.download("http://cs231n.stanford.edu/" + target.name, target, quiet=quiet)
+    x, y, split = [], [], []
+    with zipfile.ZipFile(target) as archive:
+        home = "tiny-imagenet-200/"
+        synsets = archive.read(home + "wnids.txt").decode().split()
+        words = dict(
+            line.split("\t") for line in archive.read(home + "words.txt").decode().splitlines()
+        )
+        notes = archive.read(home + "val/val_annotations.txt").decode().splitlines()
+        where = {line.split("\t")[0]: line.split("\t")[1] for line in notes}
+        for path in sorted(n for n in archive.namelist() if n.endswith(".JPEG")):
+            side, *_, file = path.removeprefix(home).split("/")
+            if side not in ("train", "val"):
+                continue
+            x.append(_picture(io.BytesIO(archive.read(path)), 64, path))
+            y.append(synsets.index(file.split("_")[0] if side == "train" else where[file]))
+            split.append(int(side == "val"))
+    names = [words[s].split(",")[0] for s in synsets]
+    return Columns(np.stack(x), np.array(y, np.int16), np.array(split, np.uint8), names)
 
 
 def fetch_domainnet(name: str, folder: Path, quiet: bool) -> None:

@@ -22,7 +22,9 @@ re-implementation (not the authors'): it takes (b) from the mean loss of the bat
 the batch again, which makes the term B times too small. The derivative with respect to the image
 needs a model that looks at the image, so cached features are not used, and attention that can be
 differentiated twice. Only what a model names in `only_choose` is handed over: FGPT chooses the
-group of an image by the image itself, not by its scaled copy.
+group of an image by the image itself, not by its scaled copy. On a backbone whose patches are seen
+by a frozen convolutional stem, x and xbar are the tokens behind it: the means that travel are still
+of images.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ class Means(nn.Module):
     x: Tensor
     y: Tensor
 
-    def __init__(self, federation: Federation, mean_of: int) -> None:
+    def __init__(self, federation: Federation, mean_of: int, model: Any = None) -> None:
         super().__init__()
         label = torch.eye(federation.num_classes, device=federation.device)
         x, y = [], []
@@ -61,7 +63,11 @@ class Means(nn.Module):
             for part in c.train[order].tensor_split(count(len(c.train), mean_of)):
                 x.append(federation.inputs(part).mean(0))
                 y.append(label[federation.y[part]].mean(0))
-        self.register_buffer("x", torch.stack(x), persistent=False)
+        means = torch.stack(x)
+        if getattr(model, "stem", False):  # mixed where training begins: behind the frozen stem
+            with torch.no_grad():
+                means = torch.cat([model.tokens(part) for part in means.split(16)])
+        self.register_buffer("x", means, persistent=False)
         self.register_buffer("y", torch.stack(y), persistent=False)
 
 
@@ -89,7 +95,7 @@ class MeanMixup(Objective):
             raise FedbookError(
                 f"FedMix averages samples, {federation.x.dtype} cannot be averaged", "use images"
             )
-        model.fedmix = Means(federation, self.mean_of)
+        model.fedmix = Means(federation, self.mean_of, model)
         return model
 
     def once(self, federation: Federation) -> tuple[int, int]:
@@ -100,11 +106,17 @@ class MeanMixup(Objective):
     def __call__(self, local: Local, batch: Batch, sent: State, memory: State) -> Tensor:
         means = next(m for m in local.model.modules() if isinstance(m, Means))
         g = int(torch.randint(len(means.x), ()))
-        x = ((1 - self.lam) * batch.x).requires_grad_()
+        tokens = batch.precomputed.get("tokens")
+        x = (1 - self.lam) * (batch.x if tokens is None else tokens.float())
+        x.requires_grad_()
         only_choose = getattr(local.model, "only_choose", ())
         chosen = {k: v for k, v in batch.precomputed.items() if k in only_choose}
         with sdpa_kernel(SDPBackend.MATH):
-            logits = batch.scored = local.model(x, **chosen)
+            if tokens is None:
+                logits = local.model(x, **chosen)
+            else:
+                logits = local.model(batch.x, tokens=x, **chosen)
+        batch.scored = logits
         own = (1 - self.lam) * F.cross_entropy(logits, batch.y)
         label = self.label(batch.y, means.y[g].expand_as(logits))
         other = self.lam * F.cross_entropy(logits, label)  # (a)

@@ -30,6 +30,7 @@ begin with "model.".
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,31 +51,19 @@ class AmplitudeNorm(nn.Module):
 
     A: Tensor
     replaced: Tensor
-    mean: Tensor
-    std: Tensor
 
     def __init__(self, federation: Federation, window: float | None = None) -> None:
         super().__init__()
-        channels, height, width = federation.input_shape
+        _, height, width = federation.input_shape
         reach = max(height, width) if window is None else int(window * min(height, width))
         rows, columns = torch.fft.fftfreq(height, 1 / height), torch.fft.rfftfreq(width, 1 / width)
-        pixels = (
-            federation.x.dtype == torch.uint8
-        )  # other samples come as they are, never normalised
-        mean = federation.mean if pixels and federation.mean else (0.0,) * channels
-        std = federation.std if pixels and federation.std else (1.0,) * channels
-        constants = {
-            "replaced": (rows.abs()[:, None] <= reach) & (columns <= reach),
-            "mean": torch.tensor(mean)[:, None, None],
-            "std": torch.tensor(std)[:, None, None],
-        }
-        for name, value in constants.items():
-            self.register_buffer(name, value.to(federation.device), persistent=False)
+        replaced = (rows.abs()[:, None] <= reach) & (columns <= reach)
+        self.register_buffer("replaced", replaced.to(federation.device), persistent=False)
         found = [self.client_amplitude(federation, c.train) for c in federation.clients]
         self.register_buffer("A", torch.stack(found).mean(0), persistent=False)  # (a)
 
     def spectrum(self, x: Tensor) -> Tensor:
-        return torch.fft.rfft2(x.float() * self.std + self.mean)
+        return torch.fft.rfft2(x.float())
 
     def client_amplitude(self, federation: Federation, index: Tensor) -> Tensor:
         parts = [self.spectrum(federation.inputs(i)).abs().sum(0) for i in index.split(256)]
@@ -83,7 +72,7 @@ class AmplitudeNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         f = self.spectrum(x)
         f = torch.where(self.replaced, torch.polar(self.A.expand_as(f), f.angle()), f)
-        return (torch.fft.irfft2(f, s=x.shape[-2:]) - self.mean) / self.std  # (b)
+        return torch.fft.irfft2(f, s=x.shape[-2:])  # (b)
 
 
 class Normalised(nn.Module):
@@ -98,11 +87,20 @@ class Normalised(nn.Module):
     def head(self) -> nn.Module:
         return self.model.head
 
-    def embed(self, x: Tensor) -> Tensor:
-        return self.model.embed(self.norm(x))
+    def precompute(self, federation: Federation) -> dict[str, Tensor]:
+        """What the model keeps of the images it sees, which never change either."""
+        offer = getattr(self.model, "precompute", None)
+        if offer is None:
+            return {}
+        rows = torch.arange(len(federation.x), device=federation.device)
+        seen = torch.cat([self.norm(federation.inputs(part)) for part in rows.split(256)])
+        return offer(dataclasses.replace(federation, x=seen))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.embed(x))
+    def embed(self, x: Tensor, **extra: Tensor) -> Tensor:
+        return self.model.embed(self.norm(x), **extra)
+
+    def forward(self, x: Tensor, **extra: Tensor) -> Tensor:
+        return self.head(self.embed(x, **extra))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,61 +1,92 @@
-"""Frozen, pretrained vision transformers: the bundled one for 32 px images, any of timm's, or a
-local checkpoint.
+"""Frozen, pretrained vision transformers: the hybrid that ships with fedbook, any of timm's at any
+size, or a local file.
 
-    backbone()                                        # bundled, 32 px, loads without network
-    backbone("vit_base_patch16_224.augreg_in21k")     # from the hub
+    backbone()                                          # the hybrid, loads without network
+    backbone("vit_tiny_patch16_224.augreg_in21k_ft_in1k", size=128)   # positions resampled
     backbone("vit_base_patch16_224.augreg_in21k", checkpoint="model.safetensors")
-    backbone("runs/vit/vit_bundled.safetensors")      # written by `fedbook pretrain vit`
+    backbone("runs/hybrid/hybrid.safetensors")          # written by `fedbook pretrain hybrid`
     backbone("folder")                   # config.json and model.safetensors, as the hub stores them
 
-All come back as plain timm VisionTransformers without classifier, in eval mode, with no trainable
-parameter, and with `norm_mean`, `norm_std` and `input_size` set: what images must look like before
-they go in.
+A timm network's weights are looked for in `checkpoint`, then as `{name}.safetensors` in the folder
+`FEDBOOK_WEIGHTS`, then on the hub. All come back as timm VisionTransformers without classifier, in
+eval mode, with no trainable parameter, and with `norm_mean`, `norm_std` and `input_size` set: what
+images must look like before they go in (`Prepare` makes them so).
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+import os
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from fedbook.errors import FedbookError
-
-BUNDLED = Path(__file__).parent / "weights" / "vit_bundled.safetensors"
+from fedbook.models import hybrid
 
 
 def backbone(
-    name: str = "bundled",
+    name: str = "hybrid",
     pretrained: bool = True,
+    *,
+    size: int | None = None,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     checkpoint: str | Path | None = None,
     seed: int = 0,
     **options: Any,
 ) -> Any:
-    """A frozen timm VisionTransformer; `pretrained=False` gives the same network at its seeded
-    random initialisation.
+    """A frozen timm VisionTransformer for images of `size` pixels (None: its own).
 
-    `checkpoint` is a local file (.safetensors, .pth, .bin or timm's .npz) to read instead of asking
-    the hub; `options` go to timm (img_size=64, ...).
+    `pretrained=False` gives the same network at its seeded random initialisation. `checkpoint` is a
+    local file (.safetensors, .pth, .bin or timm's .npz); `options` go to timm.
     """
+    own = name == "hybrid" or name.endswith(".safetensors")
+    if own and (size not in (None, hybrid.PX) or checkpoint is not None or options):
+        raise FedbookError(
+            f"the hybrid reads {hybrid.PX} px and takes no other option",
+            "images of any size are resized for it; for another network name a ViT of timm's",
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if name == "bundled" or name.endswith(".safetensors"):
-            model = _from_header(
-                BUNDLED if name == "bundled" else Path(name), pretrained, **options
-            )
+        if own:
+            file = hybrid.WEIGHTS if name == "hybrid" else Path(name)
+            model = hybrid.hybrid(file, pretrained)
         else:
-            model = _from_timm(
-                name, pretrained, None if checkpoint is None else Path(checkpoint), **options
-            )
+            if size is not None:
+                options["img_size"] = size
+            found = Path(checkpoint) if checkpoint is not None else _in_weights_folder(name)
+            model = _from_timm(name, pretrained, found, **options)
     config = model.pretrained_cfg
-    model.norm_mean, model.norm_std = tuple(config["mean"]), tuple(config["std"])
+    model.norm_mean = tuple(config["mean"])
+    model.norm_std = tuple(config["std"])
     model.input_size = (3, *model.patch_embed.img_size)
     return model.to(device=device, dtype=dtype).eval().requires_grad_(False)
+
+
+class Prepare(nn.Module):
+    """Images in [0, 1] at the size and with the normalisation a pretrained network wants."""
+
+    def __init__(
+        self, size: int, mean: tuple[float, ...] = (0.0,), std: tuple[float, ...] = (1.0,)
+    ) -> None:
+        super().__init__()
+        self.size = size
+        self.mean = nn.Parameter(torch.tensor(mean)[:, None, None], requires_grad=False)
+        self.std = nn.Parameter(torch.tensor(std)[:, None, None], requires_grad=False)
+
+    @classmethod
+    def of(cls, network: Any) -> Prepare:
+        """For a network of `backbone`."""
+        return cls(network.input_size[-1], network.norm_mean, network.norm_std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-2:] != (self.size, self.size):
+            x = F.interpolate(x, size=(self.size, self.size), mode="bicubic", antialias=True)
+        return (x - self.mean) / self.std
 
 
 def weights_fingerprint(module: nn.Module) -> str:
@@ -71,35 +102,13 @@ def weights_fingerprint(module: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
-def _from_header(path: Path, pretrained: bool, **options: Any) -> Any:
-    """A file of `fedbook pretrain vit`: architecture in the header, tensors perhaps in half
-    precision.
-    """
-    from safetensors import safe_open
-    from timm.models.vision_transformer import VisionTransformer
-
-    if not path.is_file():
-        raise FedbookError(f"no weights at {path}", "make them with `fedbook pretrain vit`")
-    with safe_open(path, "pt") as file:
-        header = file.metadata() or {}
-        if "arch" not in header:
-            raise FedbookError(
-                f"{path} does not say which network it belongs to",
-                'name the network: backbone("vit_tiny_patch16_224", checkpoint=...)',
-            )
-        model: Any = VisionTransformer(
-            **{"img_size": 32, "num_classes": 0, **json.loads(header["arch"]), **options}
-        )
-        if pretrained:
-            model.load_state_dict({key: file.get_tensor(key).float() for key in file.keys()})
-    half = (0.5, 0.5, 0.5)
-    model.pretrained_cfg = {
-        "architecture": path.stem,
-        "mean": half,
-        "std": half,
-        "input_size": (3, 32, 32),
-    }
-    return model
+def _in_weights_folder(name: str) -> Path | None:
+    """`FEDBOOK_WEIGHTS/{name}.safetensors`, if it is there."""
+    folder = os.environ.get("FEDBOOK_WEIGHTS")
+    if not folder or Path(name).is_dir():
+        return None
+    file = Path(folder).expanduser() / f"{name}.safetensors"
+    return file if file.is_file() else None
 
 
 def _from_timm(name: str, pretrained: bool, checkpoint: Path | None, **options: Any) -> Any:
@@ -111,7 +120,7 @@ def _from_timm(name: str, pretrained: bool, checkpoint: Path | None, **options: 
     if not local and not timm.is_model(name):
         raise FedbookError(
             f"unknown backbone {name!r}",
-            'expected "bundled", a timm ViT, or a local file or folder',
+            'expected "hybrid", a timm ViT, or a local file or folder',
         )
     options = {"num_classes": 0, **options}
     if checkpoint is not None or not pretrained:
@@ -207,7 +216,8 @@ def _by_hand(name: str, error: BaseException) -> tuple[str, str]:
     repo, file = wanted
     return (
         f"no network: {name!r} needs the hub file {file} of {repo} (https://huggingface.co/{repo}/resolve/main/{file})",
-        f"fetch it elsewhere, then either backbone({name!r}, checkpoint='path/to/{file}') or "
+        f"fetch it elsewhere, then backbone({name!r}, checkpoint='path/to/{file}'), or save it as "
+        f"{name}.safetensors in the folder FEDBOOK_WEIGHTS, or "
         "fill the hub's cache: "
         f"$HF_HOME/hub/models--{repo.replace('/', '--')}/refs/main holding a revision such as "
         "`main`, "

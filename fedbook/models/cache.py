@@ -2,29 +2,33 @@
 
 An entry holds one row per sample of a dataset and is named by what was computed, from which images
 and with which weights, so changing any of them is another entry. Only rows somebody asked for are
-computed (NaN elsewhere). Least recently used entries go first when a budget is full: 512 MB in
-memory, 2 GB on disk. The disk is used only when a directory is named: `FEDBOOK_CACHE=dir`;
-`FEDBOOK_CACHE_MEMORY_MB` and `FEDBOOK_CACHE_DISK_MB` change the budgets.
+computed (NaN elsewhere), behind a progress bar if there are many. Entries stay in memory (512 MB)
+and on disk (2 GB), the least recently used go first. The disk's folder is `FEDBOOK_CACHE`, else
+fedbook/features in the user's cache folder; `FEDBOOK_CACHE=off` keeps nothing there.
+`FEDBOOK_CACHE_MEMORY_MB` and `FEDBOOK_CACHE_DISK_MB` change the budgets. Processes that want the
+same entry wait for the first to make it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from fedbook.errors import FedbookError
 from fedbook.federation import Federation
 from fedbook.models.backbones import weights_fingerprint
 
 MB = 2**20
-BATCH = 256
+BATCH = 16  # a convolutional stem is fastest on small batches
+MANY = 500  # rows worth a progress bar
 
 
 def images_fingerprint(federation: Federation) -> str:
@@ -43,6 +47,23 @@ def _size(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
+def _absent(kept: Tensor, index: Tensor) -> Tensor:
+    """Those of `index` whose rows have not been computed."""
+    return index[kept[index].flatten(1)[:, 0].isnan()]
+
+
+def _bar(missing: Tensor, key: str) -> Iterator[Tensor]:
+    """Batches of the rows to compute; a bar shows how far it is if there are many."""
+    from tqdm.auto import tqdm
+
+    what = f"{key.split('-')[0]} of {len(missing):,} images, once"
+    few = {"disable": True} if len(missing) < MANY else {}  # else TQDM_DISABLE may say so
+    with tqdm(total=len(missing), desc=what, **few) as bar:
+        for part in missing.split(BATCH):
+            yield part
+            bar.update(len(part))
+
+
 @dataclass
 class Cache:
     """Per-image tensors in memory and, with a directory, on disk; budgets in bytes."""
@@ -54,11 +75,12 @@ class Cache:
 
     @classmethod
     def from_environment(cls) -> Cache:
-        folder = os.environ.get("FEDBOOK_CACHE")
+        home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fedbook" / "features"
+        folder = os.environ.get("FEDBOOK_CACHE") or str(home)
         return cls(
             int(os.environ.get("FEDBOOK_CACHE_MEMORY_MB", 512)) * MB,
             int(os.environ.get("FEDBOOK_CACHE_DISK_MB", 2048)) * MB,
-            Path(folder) if folder else None,
+            None if folder == "off" else Path(folder).expanduser(),
         )
 
     def rows(
@@ -69,25 +91,63 @@ class Cache:
         """
         index = index.cpu()
         kept = self._entries.get(key)
-        if kept is None:
-            kept = self._read(key, count)
-        missing = index if kept is None else index[kept[index].flatten(1)[:, 0].isnan()]
-        if len(missing):
-            with torch.no_grad():
-                new = torch.cat([compute(part).cpu() for part in missing.split(BATCH)])
-            kept = (
-                new.new_full((count, *new.shape[1:]), float("nan"))
-                if kept is None
-                else kept.clone()
-            )
-            kept[missing] = new
-            self._write(key, kept)
-        assert kept is not None
+        if kept is None or len(_absent(kept, index)):
+            with self._alone(key):
+                kept = self._fill(key, count, index, compute, kept)
         self._entries[key] = kept
         self._entries.move_to_end(key)
         while self._entries and sum(map(_size, self._entries.values())) > self.memory:
             self._entries.popitem(last=False)
         return kept
+
+    def _fill(
+        self,
+        key: str,
+        count: int,
+        index: Tensor,
+        compute: Callable[[Tensor], Tensor],
+        known: Tensor | None,
+    ) -> Tensor:
+        """The entry on disk or in memory, whichever has more of the rows, and the rest computed."""
+        kept = self._read(key, count)
+        if kept is None or (
+            known is not None and len(_absent(known, index)) < len(_absent(kept, index))
+        ):
+            kept = known
+        missing = index if kept is None else _absent(kept, index)
+        if not len(missing) and kept is not None:
+            return kept
+        with torch.no_grad():
+            new = torch.cat([compute(part).cpu() for part in _bar(missing, key)])
+        full = new.new_full((count, *new.shape[1:]), float("nan")) if kept is None else kept.clone()
+        full[missing] = new
+        self._write(key, full)
+        return full
+
+    @contextmanager
+    def _alone(self, key: str) -> Iterator[None]:
+        """Keep other processes from making the same entry at the same time."""
+        from filelock import FileLock
+
+        try:
+            if self.directory is not None:
+                self.directory.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.directory / f"{key}.lock") if self.directory else None
+            ready = lock.acquire() if lock else contextlib.nullcontext()
+        except OSError as error:
+            self._give_up(error)
+            ready = contextlib.nullcontext()
+        with ready:
+            yield
+
+    def _give_up(self, error: OSError) -> None:
+        """Go on without the disk."""
+        warnings.warn(
+            f"nothing is kept on disk: {error}; point FEDBOOK_CACHE at a folder of your own, or "
+            "set it to off",
+            stacklevel=2,
+        )
+        self.directory = None
 
     def clear(self) -> None:
         """Forget what is in memory (files stay)."""
@@ -115,14 +175,13 @@ class Cache:
         path = self.directory / f"{key}.safetensors"
         part = path.with_suffix(f".{os.getpid()}.part")
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
             save_file({"rows": kept}, part)
             os.replace(part, path)
         except OSError as error:
-            part.unlink(missing_ok=True)
-            raise FedbookError(
-                f"cannot write to the cache: {error}", "point FEDBOOK_CACHE elsewhere, or unset it"
-            ) from error
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+            self._give_up(error)
+            return
         self._trim(path)
 
     def _trim(self, newest: Path) -> None:
@@ -137,6 +196,7 @@ class Cache:
         for is_newest, _, size, file in sorted(files):
             if total > self.disk and not is_newest:
                 file.unlink(missing_ok=True)
+                file.with_suffix(".lock").unlink(missing_ok=True)
                 total -= size
 
 
@@ -147,16 +207,17 @@ def per_image(
     kind: str,
     federation: Federation,
     frozen: nn.Module,
-    compute: Callable[[Tensor], Tensor],
+    compute: Callable[[Tensor, Tensor], Tensor],
     cache: Cache | None = None,
 ) -> Tensor:
-    """`compute(images)` of every sample a client holds, [N, ...] on the federation's device, kept
-    in the cache.
+    """`compute(images, their rows)` of every sample a client holds, [N, ...] on the federation's
+    device, kept in the cache.
     """
     place = next(frozen.parameters()).device
 
     def at(index: Tensor) -> Tensor:
-        return compute(federation.inputs(index.to(federation.device)).to(place))
+        rows = index.to(federation.device)
+        return compute(federation.inputs(rows).to(place), rows)
 
     if federation.x.is_meta:
         return at(torch.arange(len(federation.x), device="meta"))

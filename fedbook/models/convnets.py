@@ -13,25 +13,60 @@ from fedbook.errors import FedbookError
 from fedbook.federation import Federation
 
 
+class Normalise(nn.Module):
+    """Images in [0, 1] to mean 0 and deviation 1 per channel, by a federation's moments."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], dimensions: int) -> None:
+        super().__init__()
+        shape = (-1,) + (1,) * (dimensions - 1)
+        self.register_buffer("mean", torch.tensor(mean).reshape(shape), persistent=False)
+        self.register_buffer("std", torch.tensor(std).reshape(shape), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.std
+
+
+def normalise(federation: Federation) -> nn.Module:
+    """What a network from scratch begins with; samples that are no images stay as they are."""
+    if federation.x.dtype != torch.uint8 or federation.mean is None or federation.std is None:
+        return nn.Identity()
+    return Normalise(federation.mean, federation.std, len(federation.input_shape))
+
+
 class Classifier(nn.Module):
     """A feature extractor and a head, linear or with one hidden layer: `forward(x) =
     head(embed(x))`.
     """
 
     def __init__(
-        self, features: nn.Module, width: int, classes: int, hidden: int | None = None
+        self,
+        features: nn.Module,
+        width: int,
+        classes: int,
+        hidden: int | None = None,
+        prepare: nn.Module | None = None,
     ) -> None:
         super().__init__()
+        self.prepare = prepare or nn.Identity()
         self.features = features
         self.head = (
             nn.Linear(width, classes) if hidden is None else two_layers(width, hidden, classes)
         )
 
     def embed(self, x: Tensor, **extra: Tensor) -> Tensor:
-        return self.features(x)
+        return self.features(self.prepare(x))
 
     def forward(self, x: Tensor, **extra: Tensor) -> Tensor:
         return self.head(self.embed(x, **extra))
+
+
+def _classifier(
+    federation: Federation, features: nn.Module, width: int, hidden: int | None = None
+) -> Classifier:
+    return Classifier(features, width, federation.num_classes, hidden, normalise(federation))
 
 
 def two_layers(width: int, hidden: int, out: int) -> nn.Sequential:
@@ -43,7 +78,8 @@ def two_layers(width: int, hidden: int, out: int) -> nn.Sequential:
 
 def linear(federation: Federation) -> Classifier:
     """Multinomial logistic regression on the raw input."""
-    return Classifier(nn.Flatten(), math.prod(federation.input_shape), federation.num_classes)
+    width = math.prod(federation.input_shape)
+    return _classifier(federation, nn.Flatten(), width)
 
 
 def mlp(federation: Federation, width: int = 128) -> Classifier:
@@ -51,7 +87,7 @@ def mlp(federation: Federation, width: int = 128) -> Classifier:
     layers = nn.Sequential(
         nn.Flatten(), nn.Linear(math.prod(federation.input_shape), width), nn.ReLU()
     )
-    return Classifier(layers, width, federation.num_classes)
+    return _classifier(federation, layers, width)
 
 
 def cnn(federation: Federation, width: int = 32, hidden: int = 128) -> Classifier:
@@ -70,7 +106,7 @@ def cnn(federation: Federation, width: int = 32, hidden: int = 128) -> Classifie
         nn.Linear(2 * width * (height // 4) * (wide // 4), hidden),
         nn.ReLU(),
     )
-    return Classifier(layers, hidden, federation.num_classes)
+    return _classifier(federation, layers, hidden)
 
 
 Norm = Callable[[int], nn.Module]
@@ -143,7 +179,7 @@ def _resnet(
             layers.append(_Block(inside, outside, 2 if stage and not block else 1, norm))
             inside = outside
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    return Classifier(nn.Sequential(*layers), inside, federation.num_classes, hidden)
+    return _classifier(federation, nn.Sequential(*layers), inside, hidden)
 
 
 def resnet_gn(
@@ -198,7 +234,7 @@ def ecg_resnet(
         nn.AdaptiveAvgPool1d(1),
         nn.Flatten(),
     )
-    return Classifier(layers, 2 * width, federation.num_classes, hidden)
+    return _classifier(federation, layers, 2 * width, hidden)
 
 
 BUILDERS = {

@@ -1,47 +1,89 @@
-"""What a frozen backbone is worth: linear probes on eight sets, against random initialisation and
-raw pixels.
+"""What a frozen network knows: of classes, by linear probes; of domains, by neighbours and
+clusters.
 
-`fedbook pretrain probe` prints the table. Choices between networks use `on="validation"`, which
-never sees test images.
+`fedbook pretrain probe` and `fedbook pretrain domains` print the tables. Choices between networks
+use `on="validation"`, which never sees test images.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from fedbook.errors import FedbookError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-PROBES = ("cifar10", "cifar100-late", "pacs", "emoji7", "mnist", "usps", "mnist_m", "fashion_mnist")
+    from fedbook.data import Dataset
+
+PACS = tuple(f"pacs/{d}" for d in ("photo", "art_painting", "cartoon", "sketch"))
+DIGITS = ("mnist", "usps", "mnist_m", "font_digits", "scene_digits")
+PHOTOS = ("cifar10", "cifar100", "pacs", *PACS)
+PROBES = (*PHOTOS, "emoji7", *DIGITS, "fashion_mnist", "notmnist", "digits5_offline")
+DOMAINS = ("pacs", "digits5_chars74k", "emoji7", "digits5_offline")
+NETWORKS = ("pixels", "lite0", "hybrid")
+PX = {"pacs": 64, "emoji7": 64}  # the others are 32 px or smaller
 
 
-def _probe_set(
-    name: str, train: int, test: int, seed: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def load(name: str) -> Dataset:
     from fedbook import data
 
-    dataset = data.load(name.removesuffix("-late"), size=32)
-    rng, wanted = (
-        torch.Generator().manual_seed(seed),
-        dataset.y >= (50 if name.endswith("-late") else 0),
-    )
-    parts: list[Tensor] = []
-    for split, most in ((0, train), (1, test)):
-        index = ((dataset.split == split) & wanted).nonzero()[:, 0]
-        index = index[torch.randperm(len(index), generator=rng)[:most]]
-        parts += [dataset.x[index], dataset.y[index]]
-    return parts[0], parts[1], parts[2], parts[3]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a subset of a published dataset is fine here
+        return data.load(name, size=PX.get(name, 32))
+
+
+def here(sets: Sequence[str]) -> list[str]:
+    """Those of the sets that need no download."""
+    from fedbook import data
+
+    status = {name: data.info(name.partition("/")[0])["status"] for name in sets}
+    return [name for name in sets if status[name] in ("offline", "cached")]
+
+
+def network(name: str | nn.Module) -> Any:
+    """ "pixels" (None), "lite0" (its pooled feature), a backbone's name, or name@pixels."""
+    if not isinstance(name, str):
+        return name
+    if name == "pixels":
+        return None
+    if name == "lite0":
+        from fedbook.models.hybrid import PX as px
+        from fedbook.models.hybrid import lite0
+
+        pooled = lite0()
+        pooled.reset_classifier(0)
+        pooled.norm_mean = pooled.norm_std = (0.5, 0.5, 0.5)
+        pooled.input_size = (3, px, px)
+        return pooled
+    from fedbook.models.backbones import backbone
+
+    plain, _, size = name.partition("@")
+    return backbone(plain, size=int(size) if size else None)
 
 
 @torch.inference_mode()
-def features(model: Any, x: Tensor, batch_size: int = 500) -> Tensor:
-    """The class token after the last norm, for uint8 images at the model's own size."""
-    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (model.norm_mean, model.norm_std))
-    return torch.cat([model((part.float() / 255 - mean) / std) for part in x.split(batch_size)])
+def features(model: Any, x: Tensor, batch_size: int = 16) -> Tensor:
+    """What a network says of uint8 images of any size; None says the pixels themselves."""
+    from fedbook.models.backbones import Prepare
+
+    if model is None:
+        return torch.cat([_shrunk(part) for part in x.split(500)])
+    prepare = Prepare.of(model)
+    return torch.cat([model(prepare(part.float() / 255)) for part in x.split(batch_size)])
+
+
+def _shrunk(x: Tensor, size: int = 32) -> Tensor:
+    x = x.float()
+    if x.shape[-1] != size:
+        x = nn.functional.interpolate(x, size=(size, size), mode="bilinear", antialias=True)
+    return x.flatten(1)
 
 
 def linear_probe(
@@ -59,7 +101,11 @@ def linear_probe(
 
     def fit(c: float, rows: slice) -> Any:
         regression = LogisticRegression(C=c, max_iter=150, tol=1e-3)
-        return make_pipeline(StandardScaler(), regression).fit(train[rows].numpy(), y[rows].numpy())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return make_pipeline(StandardScaler(), regression).fit(
+                train[rows].numpy(), y[rows].numpy()
+            )
 
     cut = len(train) * 3 // 4
     inner = {
@@ -72,44 +118,124 @@ def linear_probe(
     return float(fit(best, slice(None)).score(test.numpy(), y_test.numpy()))
 
 
+def _rows(dataset: Dataset, domain: str, split: int, most: int, rng: torch.Generator) -> Tensor:
+    wanted = dataset.split == split
+    if domain:
+        wanted = wanted & (dataset.domain == dataset.domain_names.index(domain))
+    rows = wanted.nonzero()[:, 0]
+    return rows[torch.randperm(len(rows), generator=rng)[:most]]
+
+
 def probe_table(
-    backbone: str = "bundled",
-    sets: tuple[str, ...] = PROBES,
-    kinds: tuple[str, ...] = ("pixels", "random", "pretrained"),
+    networks: Sequence[str | nn.Module] = NETWORKS,
+    sets: Sequence[str] | None = None,
     on: str = "test",
-    train: int = 4000,
+    train: int = 2000,
     test: int = 2000,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Linear probe accuracy per set of raw pixels, the network at random initialisation, and the
-    pretrained one.
+    """Linear probe accuracy: one row per set ("pacs/photo": one domain of it; unless told those of
+    PROBES that are here), one column per network, the same images for all.
 
     `on="validation"` holds out a quarter of the training images instead of touching the test
     images.
     """
     import pandas as pd
 
-    from fedbook.models.backbones import backbone as build
-
-    nets = {
-        kind: build(backbone, pretrained=kind == "pretrained") for kind in kinds if kind != "pixels"
-    }
+    nets = {_name(n): network(n) for n in networks}
     rows = []
-    for name in sets:
-        x, y, x_test, y_test = _probe_set(name, train, test, seed)
-        row: dict[str, Any] = {"set": name, "train": len(x), "test": len(x_test)}
-        for kind in kinds:
-            z, z_test = (
-                features(nets[kind], v) if kind in nets else v.flatten(1).float()
-                for v in (x, x_test)
-            )
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                row[kind] = (
-                    linear_probe(z, y, z_test, y_test) if on == "test" else linear_probe(z, y)
-                )
+    for name in here(PROBES) if sets is None else sets:
+        plain, _, domain = name.partition("/")
+        dataset = load(plain)
+        rng = torch.Generator().manual_seed(seed)
+        fit = _rows(dataset, domain, 0, train, rng)
+        check = _rows(dataset, domain, 1, test, rng) if on == "test" else fit[:0]
+        row: dict[str, Any] = {"set": name, "train": len(fit), "test": len(check)}
+        for key, net in nets.items():
+            z = features(net, dataset.x[torch.cat([fit, check])])
+            held = (z[len(fit) :], dataset.y[check]) if on == "test" else (None, None)
+            row[key] = linear_probe(z[: len(fit)], dataset.y[fit], *held)
         rows.append(row)
-    table = pd.DataFrame(rows).set_index("set")
-    if {"random", "pretrained"} <= set(kinds):
-        table["gain"] = table["pretrained"] - table["random"]
-    return table
+    return pd.DataFrame(rows).set_index("set")
+
+
+def _name(network: str | nn.Module) -> str:
+    return network if isinstance(network, str) else getattr(network, "name", "network")
+
+
+def step_table(networks: Sequence[str | nn.Module] = NETWORKS, repeats: int = 20) -> pd.Series:
+    """Milliseconds per image of one prompted training step (four prompts, batch 32, one thread),
+    medians of interleaved repeats; what takes no prompts is left out.
+    """
+    import pandas as pd
+    from timm.models.vision_transformer import VisionTransformer
+
+    from fedbook.models.bench_prompts import at_threads, interleave, medians, prompted_step
+
+    nets = {_name(n): network(n) for n in networks}
+    vits = {k: v for k, v in nets.items() if isinstance(v, VisionTransformer)}
+    steps = {k: prompted_step(v, batch=32) for k, v in vits.items()}
+    with at_threads(1):
+        seconds = interleave(steps, repeats, warm_up=2)
+    return pd.Series({k: 1e3 * v / 32 for k, v in medians(seconds).items()})
+
+
+def domain_table(
+    networks: Sequence[str | nn.Module] = NETWORKS,
+    sets: Sequence[str] | None = None,
+    images: int = 2000,
+    per_client: int = 40,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """What a frozen feature knows of domains, before any training.
+
+    `purity`: share of an image's ten nearest training images (cosine) that are of its domain;
+    `clusters`: accuracy of a diagonal Gaussian mixture in finding the domains of clients, of whom
+    only the mean feature of `per_client` images of one domain is known (five clients or more each).
+    """
+    import pandas as pd
+
+    from fedbook.metrics import clustering_accuracy
+
+    nets = {_name(n): network(n) for n in networks}
+    table = []
+    for name in here(DOMAINS) if sets is None else sets:
+        dataset = load(name)
+        rng = torch.Generator().manual_seed(seed)
+        rows = _rows(dataset, "", 0, images, rng)
+        domain = dataset.domain[rows]
+        share = torch.bincount(domain).float() / len(rows)
+        line: dict[str, Any] = {"set": name, "chance purity": float((share**2).sum())}
+        for key, net in nets.items():
+            z = features(net, dataset.x[rows])
+            z = nn.functional.normalize(z - z.mean(0), dim=1)
+            line[f"{key} purity"] = _purity(z, domain)
+            clients, types = _clients(z, domain, per_client)
+            found = _mixture(clients, len(dataset.domain_names), seed)
+            line[f"{key} clusters"] = clustering_accuracy(found, types)
+        table.append(line)
+    return pd.DataFrame(table).set_index("set")
+
+
+def _purity(z: Tensor, domain: Tensor, k: int = 10) -> float:
+    near = (z @ z.T).fill_diagonal_(-2).topk(k, dim=1).indices
+    return float((domain[near] == domain[:, None]).float().mean())
+
+
+def _clients(z: Tensor, domain: Tensor, per_client: int) -> tuple[np.ndarray, np.ndarray]:
+    """Mean features of clients that hold so many images of one domain, and that domain."""
+    means, types = [], []
+    for d in domain.unique().tolist():
+        parts = z[domain == d].split(per_client)
+        means += [part.mean(0) for part in parts if len(part) == per_client]
+        types += [d] * sum(len(part) == per_client for part in parts)
+    if not means:
+        raise FedbookError(f"no domain has {per_client} images", "ask for fewer per client")
+    return nn.functional.normalize(torch.stack(means), dim=1).numpy(), np.array(types)
+
+
+def _mixture(vectors: np.ndarray, clusters: int, seed: int) -> np.ndarray:
+    from sklearn.mixture import GaussianMixture
+
+    mixture = GaussianMixture(clusters, covariance_type="diag", n_init=10, random_state=seed)
+    return mixture.fit_predict(vectors.astype(np.float64))

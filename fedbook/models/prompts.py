@@ -9,9 +9,10 @@ prompts are simply appended.
     FGPT          shared prompts, plus one group prompt chosen per image at layer u  (FGPT)
 
 Only prompts, GC-Net and head are trained; layers count from 1 as in the papers. The blocks are
-timm's own. What depends on no trained parameter, e(x) = the CLS feature of the un-prompted encoder,
-can be handed over as `cls` (`precompute` makes it, once per image); without it the model computes
-it itself. A gradient with respect to the image needs the call without extras.
+timm's own. What no training changes can be handed over: `cls`, e(x) = the CLS feature of
+the un-prompted encoder, and `tokens`, what a convolutional stem makes of the image. `precompute`
+makes both, once per image; without them the model computes them itself. A gradient with respect to
+the image needs the call without `tokens`.
 
 Jia et al., Visual Prompt Tuning, ECCV 2022. Cheng et al., FedGCR, AAAI 2024. Deng et al., FGPT,
 arXiv:2310.18285v1.
@@ -30,35 +31,20 @@ from torch import Tensor, nn
 from fedbook.errors import FedbookError
 from fedbook.federation import Federation
 from fedbook.models import cache
+from fedbook.models.backbones import Prepare
 
-Moments = tuple[tuple[float, ...], tuple[float, ...]]
 
-
-class Rescale(nn.Module):
-    """Images normalised by one mean and deviation, as a network that was trained with another
-    expects them.
-    """
-
-    def __init__(self, given: Moments, wanted: Moments) -> None:
-        super().__init__()
-        (mean, std), (to_mean, to_std) = (
-            torch.tensor(m, dtype=torch.float64)[..., None, None] for m in (given, wanted)
-        )
-        self.scale = nn.Parameter((std / to_std).float(), requires_grad=False)
-        self.shift = nn.Parameter(((mean - to_mean) / to_std).float(), requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.addcmul(self.shift, x, self.scale)
 
 
 class PromptedViT(nn.Module):
     """A frozen timm VisionTransformer with `prompts={layer: how many}` and a linear head.
 
     replace=False: prompts stay in the row to the end; True: those entering at a layer replace those
-    before (VPT-deep). std=None draws prompts as VPT does, U(-v, v) with v^2 = 6 / (3 patch^2 + d);
-    a number draws N(0, std^2). rescale brings images to the normalisation the backbone was trained
-    with; None: they come that way. keep_tokens=True lets `precompute` keep the embedded patches
-    too, if they fit the cache's memory.
+    before (VPT-deep). std=None draws prompts as VPT does, U(-v, v) with v^2 = 6 / (3 patch^2 + d)
+    (behind a stem its channels take the place of 3 patch^2); a number draws N(0, std^2). prepare
+    brings images to the size and normalisation the backbone was trained with; None: they come that
+    way. A backbone whose patches are seen by a convolutional stem rounds its tokens to half
+    precision, so that kept ones are the same as computed ones.
     """
 
     backbone: Any
@@ -72,8 +58,7 @@ class PromptedViT(nn.Module):
         replace: bool = False,
         dropout: float = 0.0,
         std: float | None = None,
-        rescale: nn.Module | None = None,
-        keep_tokens: bool = False,
+        prepare: nn.Module | None = None,
     ) -> None:
         from timm.models.vision_transformer import Block, VisionTransformer
 
@@ -81,11 +66,12 @@ class PromptedViT(nn.Module):
         if not isinstance(backbone, VisionTransformer):
             raise FedbookError(
                 f"prompts need a plain timm VisionTransformer, got {type(backbone).__name__}",
-                "try backbone='bundled'",
+                "try backbone='hybrid'",
             )
         self.backbone = backbone.requires_grad_(False).eval()
         self.depth, self.width = len(backbone.blocks), backbone.embed_dim
-        self.replace, self.std, self.keep_tokens = replace, std, keep_tokens
+        self.replace, self.std = replace, std
+        self.stem = hasattr(backbone.patch_embed, "backbone")
         counts = {self._layer(layer): n for layer, n in (prompts or {}).items() if n != 0}
         if any(n < 0 for n in counts.values()):
             raise FedbookError(
@@ -96,7 +82,7 @@ class PromptedViT(nn.Module):
         )
         self.head = nn.Linear(self.width, num_classes)  # W_C (phi in FedGCR)
         self.dropout = nn.Dropout(dropout)  # on z, so that every term of the objective feels it
-        self.rescale = rescale or nn.Identity()
+        self.prepare = prepare or nn.Identity()
         self._image_tokens = backbone.patch_embed.num_patches + backbone.num_prefix_tokens
         self._read = 1 if backbone.global_pool == "token" else self._image_tokens
         self._plain = type(backbone.blocks[-1]) is Block
@@ -123,7 +109,12 @@ class PromptedViT(nn.Module):
     def tokens(self, x: Tensor) -> Tensor:
         """[cls_0, E_0]: class token and embedded patches, with their position codes."""
         b = self.backbone
-        return b.norm_pre(b.patch_drop(b._pos_embed(b.patch_embed(self.rescale(x)))))
+        t = b.norm_pre(b.patch_drop(b._pos_embed(b.patch_embed(self.prepare(x)))))
+        return t.half().to(t.dtype) if self.stem else t
+
+    def start(self, x: Tensor, tokens: Tensor | None) -> Tensor:
+        """The kept tokens if there are any, else those of the images."""
+        return self.tokens(x) if tokens is None else tokens.to(self.head.weight.dtype)
 
     def insert(self, t: Tensor, p: Tensor) -> Tensor:
         """Append prompts p, [n, d] for all images or [B, n, d] for each."""
@@ -140,9 +131,7 @@ class PromptedViT(nn.Module):
         b, n = self.backbone, self._read
         t = self.run(t, first, self.depth - 1)
         last = b.blocks[-1]
-        if (
-            self._plain
-        ):  # the last layer's residual and MLP are only needed for the tokens that are read
+        if self._plain:  # residual and MLP of the last layer only for the tokens that are read
             t = t[:, :n] + last.drop_path1(last.ls1(last.attn(last.norm1(t))[:, :n]))
             t = t + last.drop_path2(last.ls2(last.mlp(last.norm2(t))))
         else:
@@ -152,14 +141,14 @@ class PromptedViT(nn.Module):
     @torch.no_grad()
     def frozen_cls(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:
         """e(x), h_theta(x) in FGPT: the encoder without prompts and without gradient."""
-        return self.finish(self.tokens(x) if tokens is None else tokens)
+        return self.finish(self.start(x, tokens))
 
     # -- the model ---------------------------------------------------------------------------------
     def embed(self, x: Tensor, cls: Tensor | None = None, tokens: Tensor | None = None) -> Tensor:
         """z(x) [B, d]."""
         if not self.prompts and cls is not None:
             return self.dropout(cls)
-        t, at = self.tokens(x) if tokens is None else tokens, 1
+        t, at = self.start(x, tokens), 1
         for layer in sorted(map(int, self.prompts)):
             t = self.run(t, at, layer - 1)
             t = self.insert(
@@ -173,20 +162,35 @@ class PromptedViT(nn.Module):
 
     def precompute(self, federation: Federation) -> dict[str, Tensor]:
         """Per-image tensors no training changes, for `embed(x, **extra)`."""
-        kept, frozen = {}, nn.ModuleList([self.rescale, self.backbone])
+        kept: dict[str, Tensor] = {}
+        frozen = nn.ModuleList([self.prepare, self.backbone])
+        if self.stem and self.frozen:
+            kept["tokens"] = cache.per_image(
+                "tokens", federation, frozen, lambda x, _: self.tokens(x).half()
+            )
         if self.needs_cls:
-            kept["cls"] = cache.per_image("cls", federation, frozen, self.frozen_cls)
-        element = next(self.backbone.parameters()).element_size()
-        if (
-            self.keep_tokens
-            and len(federation.x) * self._image_tokens * self.width * element <= cache.CACHE.memory
-        ):
-            kept["tokens"] = cache.per_image("tokens", federation, frozen, self.tokens)
+            tokens = kept.get("tokens")
+            kept["cls"] = cache.per_image(
+                "cls",
+                federation,
+                frozen,
+                lambda x, rows: self.frozen_cls(x, None if tokens is None else tokens[rows]),
+            )
+        if not self.prompted:  # the head reads e(x) itself
+            kept.pop("tokens", None)
         return kept
 
     @property
+    def frozen(self) -> bool:
+        return not any(p.requires_grad for p in self.backbone.parameters())
+
+    @property
+    def prompted(self) -> bool:
+        return bool(self.prompts)
+
+    @property
     def needs_cls(self) -> bool:
-        return not self.prompts and not any(p.requires_grad for p in self.backbone.parameters())
+        return not self.prompted and self.frozen
 
 
 class FedGC(PromptedViT):
@@ -230,7 +234,7 @@ class FedGC(PromptedViT):
         tokens: Tensor | None = None,
         h: Tensor | None = None,
     ) -> Tensor:
-        t = self.tokens(x) if tokens is None else tokens
+        t = self.start(x, tokens)
         h, p = self.h(x, cls, t) if h is None else h, self.prompts["1"]
         shift = (
             h.repeat(len(p), 1).view(len(h), *p.shape)
@@ -245,31 +249,25 @@ class Selector(nn.Module):
     """A lighter frozen network whose pooled features take the place of h_theta(x) (FGPT, appendix
     D.3).
 
-    `network` maps images of `size` pixels (None: as they come) to `num_features` numbers each.
+    `network` maps prepared images to `num_features` numbers each.
     """
 
-    def __init__(
-        self, network: Any, size: int | None = None, rescale: nn.Module | None = None
-    ) -> None:
+    def __init__(self, network: Any, prepare: nn.Module | None = None) -> None:
         super().__init__()
-        self.network, self.width, self.size = (
-            network.requires_grad_(False).eval(),
-            network.num_features,
-            size,
-        )
-        self.rescale = rescale or nn.Identity()
+        self.network = network.requires_grad_(False).eval()
+        self.width = network.num_features
+        self.prepare = prepare or nn.Identity()
 
     def train(self, mode: bool = True) -> Selector:
         return super().train(False)
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
-        x = self.rescale(x)
-        if self.size is not None and x.shape[-1] != self.size:
-            x = F.interpolate(
-                x, size=(self.size, self.size), mode="bicubic", align_corners=False, antialias=True
-            )
-        return self.network(x)
+        return self.network(self.prepare(x))
+
+    def queries(self, federation: Federation) -> Tensor:
+        """Its features of every sample a client holds, computed once."""
+        return cache.per_image("selector", federation, self, lambda x, _: self(x))
 
 
 class FGPT(PromptedViT):
@@ -287,6 +285,7 @@ class FGPT(PromptedViT):
     one no image of a client selects keeps grad None, so it does not move.
     """
 
+    prompted = True
     only_choose = ("cls",)  # extras that decide which prompt is used and carry no gradient
 
     def __init__(
@@ -352,7 +351,7 @@ class FGPT(PromptedViT):
     def precompute(self, federation: Federation) -> dict[str, Tensor]:
         kept = super().precompute(federation)
         if self.selector is not None:
-            kept["cls"] = cache.per_image("selector", federation, self.selector, self.selector)
+            kept["cls"] = self.selector.queries(federation)
         return kept
 
     @torch.no_grad()
@@ -362,7 +361,7 @@ class FGPT(PromptedViT):
             return cls
         if self.selector is not None:
             return self.selector(x)
-        t = self.tokens(x) if tokens is None else tokens
+        t = self.start(x, tokens)
         if self.prompted_query:
             for shared in self.prompts.values():
                 t = self.insert(t, shared)
@@ -392,7 +391,7 @@ class FGPT(PromptedViT):
 
     def embed(self, x: Tensor, cls: Tensor | None = None, tokens: Tensor | None = None) -> Tensor:
         k = 1 if self.training else self.top_k
-        t = self.tokens(x) if tokens is None else tokens
+        t = self.start(x, tokens)
         g = self.select(self.query(x, cls, t), k)  # (5)
         for shared in self.prompts.values():
             t = self.insert(t, shared)  # (2)
@@ -439,29 +438,25 @@ def _start(federation: Federation | int, backbone: str | nn.Module) -> dict[str,
         frozen = load(backbone)
     if isinstance(federation, int):
         return {"backbone": frozen, "num_classes": federation}
-    want = (frozen.patch_embed.proj.in_channels, *frozen.patch_embed.img_size)
-    if federation.input_shape != want:
+    embed = frozen.patch_embed
+    channels = getattr(embed, "in_chans", embed.proj.in_channels)
+    if len(federation.input_shape) != 3 or federation.input_shape[0] != channels:
         raise FedbookError(
-            f"the backbone reads images of shape {want}, the federation holds "
+            f"the backbone reads images of {channels} channels, the federation holds "
             f"{federation.input_shape}",
-            f"load the data with size={want[1]}, channels={want[0]}",
+            f"load the data with channels={channels}",
         )
-    start = {"backbone": frozen, "num_classes": federation.num_classes}
-    if hasattr(frozen, "norm_mean"):
-        start["rescale"] = _rescale(federation, (frozen.norm_mean, frozen.norm_std))
-    return start
+    moments = (getattr(frozen, "norm_mean", (0.0,)), getattr(frozen, "norm_std", (1.0,)))
+    prepare = _prepare(federation, embed.img_size[0], *moments)
+    return {"backbone": frozen, "num_classes": federation.num_classes, "prepare": prepare}
 
 
-def _rescale(federation: Federation | int, wanted: Moments) -> Rescale | None:
-    """From how a federation's images are normalised to how a network wants them; other samples come
-    as they are.
-    """
-    if isinstance(federation, int) or federation.x.dtype != torch.uint8:
-        return None
-    channels = federation.input_shape[0]
-    return Rescale(
-        (federation.mean or (0.0,) * channels, federation.std or (1.0,) * channels), wanted
-    )
+def _prepare(
+    federation: Federation | int, size: int, mean: tuple[float, ...], std: tuple[float, ...]
+) -> Prepare:
+    """Resize images; normalise them too, unless the federation holds floats of its own."""
+    floats = not isinstance(federation, int) and federation.x.dtype != torch.uint8
+    return Prepare(size) if floats else Prepare(size, mean, std)
 
 
 def load_selector(federation: Federation | int, name: str = "light") -> Selector:
@@ -470,32 +465,33 @@ def load_selector(federation: Federation | int, name: str = "light") -> Selector
     """
     network: Any
     if name == "light":
-        from fedbook.models.pretrain import TEACHER_PX, teacher
+        from fedbook.models.hybrid import PX, lite0
 
-        network, size, wanted = teacher(), TEACHER_PX, ((0.5,) * 3, (0.5,) * 3)
+        network = lite0()
         network.reset_classifier(0)
-    else:
-        import timm
+        half = (0.5, 0.5, 0.5)
+        return Selector(network, _prepare(federation, PX, half, half))
+    import timm
 
-        from fedbook.models.backbones import _ask_hub_once, _by_hand
+    from fedbook.models.backbones import _ask_hub_once, _by_hand
 
-        if not timm.is_model(name):
-            raise FedbookError(
-                f"unknown selector {name!r}", 'use "light" or the name of a timm network'
-            )
-        try:
-            _ask_hub_once(name)
-            network = timm.create_model(name, pretrained=True, num_classes=0)
-        except (OSError, RuntimeError, LookupError, ValueError) as error:
-            raise FedbookError(_by_hand(name, error)[0], 'or use selector="light"') from error
-        config = network.pretrained_cfg
-        size, wanted = config["input_size"][-1], (config["mean"], config["std"])
-    return Selector(network, size, _rescale(federation, wanted))
+    if not timm.is_model(name):
+        raise FedbookError(
+            f"unknown selector {name!r}", 'use "light" or the name of a timm network'
+        )
+    try:
+        _ask_hub_once(name)
+        network = timm.create_model(name, pretrained=True, num_classes=0)
+    except (OSError, RuntimeError, LookupError, ValueError) as error:
+        raise FedbookError(_by_hand(name, error)[0], 'or use selector="light"') from error
+    config = network.pretrained_cfg
+    size = config["input_size"][-1]
+    return Selector(network, _prepare(federation, size, config["mean"], config["std"]))
 
 
 def linear_probe(
     federation: Federation | int,
-    backbone: str | nn.Module = "bundled",
+    backbone: str | nn.Module = "hybrid",
     dropout: float = 0.0,
 ) -> PromptedViT:
     """No prompts: only the head is trained."""
@@ -504,13 +500,12 @@ def linear_probe(
 
 def vpt(
     federation: Federation | int,
-    backbone: str | nn.Module = "bundled",
+    backbone: str | nn.Module = "hybrid",
     prompts: int = 5,
     deep: bool = False,
     extra: int = 0,
     layer: int | None = None,
     dropout: float = 0.0,
-    keep_tokens: bool = False,
 ) -> PromptedViT:
     """VPT for a federation (or a number of classes); `extra` more prompts enter at `layer` (the
     middle unless told).
@@ -521,41 +516,35 @@ def vpt(
     if extra:
         u = middle(depth) if layer is None else layer
         counts[u] = counts.get(u, 0) + extra
-    return PromptedViT(
-        **start, prompts=counts, replace=deep, dropout=dropout, keep_tokens=keep_tokens
-    )
+    return PromptedViT(**start, prompts=counts, replace=deep, dropout=dropout)
 
 
 def vpt_deep(
     federation: Federation | int,
-    backbone: str | nn.Module = "bundled",
+    backbone: str | nn.Module = "hybrid",
     prompts: int = 5,
     dropout: float = 0.0,
-    keep_tokens: bool = False,
 ) -> PromptedViT:
     """VPT-deep: fresh prompts at every layer, in place of those of the layer before."""
-    return vpt(federation, backbone, prompts, deep=True, dropout=dropout, keep_tokens=keep_tokens)
+    return vpt(federation, backbone, prompts, deep=True, dropout=dropout)
 
 
 def fedgc(
     federation: Federation | int,
-    backbone: str | nn.Module = "bundled",
+    backbone: str | nn.Module = "hybrid",
     prompts: int = 4,
     width: int | None = None,
     tiled: bool = False,
     dropout: float = 0.0,
-    keep_tokens: bool = False,
 ) -> FedGC:
     """FedGCR's model; `width` is GC-Net's hidden layer, 4d unless told."""
     start = _start(federation, backbone)
-    return FedGC(
-        **start, prompts=prompts, width=width, tiled=tiled, dropout=dropout, keep_tokens=keep_tokens
-    )
+    return FedGC(**start, prompts=prompts, width=width, tiled=tiled, dropout=dropout)
 
 
 def fgpt(
     federation: Federation | int,
-    backbone: str | nn.Module = "bundled",
+    backbone: str | nn.Module = "hybrid",
     prompts: int = 5,
     groups: int = 20,
     layer: int | None = None,
@@ -568,7 +557,6 @@ def fgpt(
     prompted_query: bool = False,
     selector: str | Selector | None = None,
     dropout: float = 0.0,
-    keep_tokens: bool = False,
 ) -> FGPT:
     """FGPT's model, FGPT-U with top_k=5; centre=True subtracts the mean query of the clients'
     training images, one vector of d numbers (and a count) that each client would send once.
@@ -583,7 +571,7 @@ def fgpt(
         if light is None:
             e = PromptedViT(**start).precompute(federation)["cls"]
         else:
-            e = cache.per_image("selector", federation, light, light)
+            e = light.queries(federation)
         mean = e[torch.cat([c.train for c in federation.clients])].mean(0)
     return FGPT(
         **start,
@@ -599,7 +587,6 @@ def fgpt(
         prompted_query=prompted_query,
         selector=light,
         dropout=dropout,
-        keep_tokens=keep_tokens,
     )
 
 
