@@ -326,4 +326,4 @@ def test_pretrained_beats_random_initialisation_on_digits():
     for pretrained in (True, False):
         z = probe.features(backbone(pretrained=pretrained), x[:800])
         scores.append(probe.linear_probe(z[train], y[train], z[test], y[test]))
-    assert scores[0] > scores[1] + 0.15
+    assert scores[0] > scores[1] + 0.1

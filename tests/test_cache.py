@@ -243,19 +243,20 @@ Cache(directory=__import__("pathlib").Path(sys.argv[1])).rows("k", 8, torch.aran
 def test_many_images_show_a_bar_the_first_time(federation, monkeypatch):
     bars = []
 
-    def shown(total, desc, **options):
-        bars.append((total, desc, options))
+    def shown(total, desc, disable):
+        bars.append((desc, disable))
         return tqdm(total=total, disable=True)
 
     monkeypatch.setattr("tqdm.auto.tqdm", shown)
     monkeypatch.setattr(caching, "MANY", 7)
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
     net = vit()
     for _ in range(2):
         per_image("tokens", federation, net, Counted())
-    assert bars == [(7, "tokens of 7 images, once", {})]
+    assert bars == [("tokens of 7 images, once", False)]
     monkeypatch.setattr(caching, "MANY", 8)
     per_image("other", federation, net, Counted())
-    assert bars[1][2] == {"disable": True}
+    assert bars[1] == ("other of 7 images, once", True)
 
 
 def test_settings_come_from_the_environment(monkeypatch, tmp_path):

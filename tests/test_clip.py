@@ -238,7 +238,7 @@ def test_offline_pair_names_photographs() -> None:
         for n in ("china", "flower")
     )
     encoder = clip.image_text_encoder("offline")
-    assert encoder.name == "offline/lite0+minilm"
+    assert encoder.name == "offline/hybrid+minilm"
     text = encoder.texts([clip.prompt(n) for n in ("temple", "flower")])
     z = torch.cat([encoder.images(china), encoder.images(flower)])
     assert (z @ text.T).argmax(0).tolist() == [

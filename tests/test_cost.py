@@ -25,10 +25,10 @@ def counted(method, **options):
 def test_a_linear_probe_costs_what_its_matrix_does():
     e = dataclasses.replace(planned("fedavg"), model={"name": "linear_probe", "backbone": "hybrid"})
     found = cost(e, (3, 32, 32), 7, [40, 60], 30)
-    # features are computed once: forward 2 * 128 * 7, and the weight's gradient the same
-    assert found["gflop_per_image_and_round"] * 1e9 == 2 * 2 * 128 * 7
-    assert found["gflop_per_image_tested"] * 1e9 == 2 * 128 * 7
-    assert found["pflop"] * 1e15 == pytest.approx(50 * (100 * 4 * 128 * 7 + 30 * 2 * 128 * 7))
+    # features are computed once: forward 2 * 192 * 7, and the weight's gradient the same
+    assert found["gflop_per_image_and_round"] * 1e9 == 2 * 2 * 192 * 7
+    assert found["gflop_per_image_tested"] * 1e9 == 2 * 192 * 7
+    assert found["pflop"] * 1e15 == pytest.approx(50 * (100 * 4 * 192 * 7 + 30 * 2 * 192 * 7))
 
 
 def test_what_methods_add():

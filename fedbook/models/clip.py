@@ -116,13 +116,14 @@ class ImageTextEncoder(ABC):
                 f"float images must lie in [0, 1], got {x.min():.3g} to {x.max():.3g}",
                 "pass them before normalisation",
             )
-        parts = [torch.empty(0, DIM)]
+        if not len(x):
+            return torch.empty(0, DIM)
+        parts = []
         for part in x.split(batch_size):
             unit = part.to(self.device).float() / (255 if x.dtype == torch.uint8 else 1)
-            parts.append(
-                F.normalize(self._pictures(unit.expand(-1, 3, -1, -1)).float(), dim=1).cpu()
-            )
-        return torch.cat(parts[len(x) > 0 :])
+            z = self._pictures(unit.expand(-1, 3, -1, -1)).float()
+            parts.append(F.normalize(z, dim=1).cpu())
+        return torch.cat(parts)
 
     def texts(self, texts: Sequence[str], batch_size: int = 64) -> Tensor:
         """Sentences to [B, 512], in the pictures' space: compare them with images()."""
@@ -435,7 +436,7 @@ class OfflinePair(ImageTextEncoder):
 
     def __init__(
         self,
-        image: str = "lite0",
+        image: str = "hybrid",
         text: str = "minilm",
         folder: Path = WEIGHTS,
         device: str | torch.device = "cpu",
@@ -461,16 +462,11 @@ class OfflinePair(ImageTextEncoder):
                     "make it again: `fedbook pretrain clip` (needs Tiny ImageNet)",
                 )
         self.matrix = orthogonal(len(self.projection.centre)).to(self.device)
-        best = (image, text) == ("lite0", "minilm")
         self.limits = (
             "Not CLIP: pictures keep their style, but text reaches them through "
             + ("the meaning of sentences" if text == "minilm" else "spelling alone")
             + "; classes never seen are named "
-            + (
-                "well above chance on photographs and little above it on drawings."
-                if best
-                else "hardly above chance."
-            )
+            + ("above chance, less so on drawings." if text == "minilm" else "hardly above chance.")
         )
 
     @cached_property
