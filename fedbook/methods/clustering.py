@@ -260,7 +260,9 @@ def frozen_feature(model: Any) -> Callable[..., Tensor]:
     if not hasattr(model, "frozen_cls"):
         raise FedbookError(f"{type(model).__name__} has no frozen feature", 'use cluster_on="h"')
 
-    def feature(x: Tensor, cls: Tensor | None = None, **_: Tensor) -> Tensor:
-        return model.frozen_cls(x) if cls is None else cls
+    def feature(
+        x: Tensor, cls: Tensor | None = None, tokens: Tensor | None = None, **_: Tensor
+    ) -> Tensor:
+        return model.frozen_cls(x, tokens) if cls is None else cls
 
     return feature

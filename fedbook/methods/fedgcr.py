@@ -63,12 +63,12 @@ from torch import Tensor, nn
 
 from fedbook.errors import FedbookError
 from fedbook.federation import Federation
-from fedbook.methods.clustering import ClusterClients, centres, represent
+from fedbook.methods.clustering import ByType, ClusterClients, centres, represent
 from fedbook.methods.fedavg import fedavg
 from fedbook.methods.moon import ModelContrast, check_contrast, contrast
 from fedbook.rounds import Batch, BySize, CrossEntropy, Local, Method, Objective, Report, Weigh
 from fedbook.rounds.lockstep import Step
-from fedbook.rounds.stages import State
+from fedbook.rounds.stages import Grouping, State
 
 
 # -- FedGC -----------------------------------------------------------------------------------------
@@ -222,14 +222,17 @@ def fedgcr(
 ) -> Method:
     """FedGC and FedGR, or one of them.
 
-    `customization=False` leaves FedGR (any model), `reweighting=False` FedGC; `options` are
-    FedAvg's.
+    `customization=False` leaves FedGR (any model), `reweighting=False` FedGC. `cluster_on` is what
+    the server groups clients by: "h", the "frozen" feature, or, as an oracle, the true "types".
+    `options` are FedAvg's.
     """
-    method = fedavg(lr=lr, batch_size=batch_size, optimizer=optimizer, **options).replace(
-        name="fedgcr",
-        grouping=ClusterClients(
+    grouping: Grouping = ByType()
+    if cluster_on != "types":
+        grouping = ClusterClients(
             clusters=clusters, cluster=cluster, normalise=normalise, cluster_on=cluster_on
-        ),
+        )
+    method = fedavg(lr=lr, batch_size=batch_size, optimizer=optimizer, **options).replace(
+        name="fedgcr", grouping=grouping
     )
     if customization:
         l_gc = GroupCustomization(lam1, tau, similarity, fresh)

@@ -34,8 +34,6 @@ from fedbook.models import cache
 from fedbook.models.backbones import Prepare
 
 
-
-
 class PromptedViT(nn.Module):
     """A frozen timm VisionTransformer with `prompts={layer: how many}` and a linear head.
 
@@ -114,7 +112,8 @@ class PromptedViT(nn.Module):
 
     def start(self, x: Tensor, tokens: Tensor | None) -> Tensor:
         """The kept tokens if there are any, else those of the images."""
-        return self.tokens(x) if tokens is None else tokens.to(self.head.weight.dtype)
+        dtype = next(self.backbone.parameters()).dtype
+        return self.tokens(x) if tokens is None else tokens.to(dtype)
 
     def insert(self, t: Tensor, p: Tensor) -> Tensor:
         """Append prompts p, [n, d] for all images or [B, n, d] for each."""

@@ -50,7 +50,7 @@ SMOKE = Scale(
             "lstm": {"name": "lstm", "hidden": 32, "layers": 1},
         },
         index={
-            "index_encoder": "offline/vit+ngram",
+            "index_encoder": "offline/hybrid+ngram",
             "index_ffn": 64,
             "index_limit": 32,
             "index_samples": 32,

@@ -33,6 +33,8 @@ def type_tests(run: Simulation, per_type: int = 60, neighbours: int = 10) -> dic
     import torch.nn.functional as F
     from sklearn.manifold import TSNE
 
+    from fedbook.methods.clustering import frozen_feature
+
     index, types = _some_of_each_type(run, per_type)
     model = run.model.eval()
     x = run.device.images(run.federation.inputs(index))
@@ -40,7 +42,7 @@ def type_tests(run: Simulation, per_type: int = 60, neighbours: int = 10) -> dic
     label = torch.tensor(types)
     out: dict[str, Any] = {"type": types} | _clustering(run)
     with torch.no_grad():
-        vectors = {"h": model.h(x, **rows), "frozen": rows.get("cls", model.frozen_cls(x))}  # type: ignore[operator]
+        vectors = {"h": model.h(x, **rows), "frozen": frozen_feature(model)(x, **rows)}  # type: ignore[operator]
     for name, v in vectors.items():
         unit = F.normalize(v.float().cpu(), dim=1)
         near = (unit @ unit.T).fill_diagonal_(-2).topk(neighbours).indices

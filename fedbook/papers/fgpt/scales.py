@@ -36,7 +36,7 @@ SGD = {
     "epochs": 5,
     "batch_size": 40,
 }
-LATE = list(range(50, 100))  # the bundled backbone saw classes 0-49
+LATE = list(range(50, 100))  # the laptop scale's backbone saw classes 0-49
 SWEEPS = tuple(f"table{n}" for n in (3, 4, 6, 7, 8, 9, 10, 11))
 
 SMOKE = Scale(
@@ -46,12 +46,13 @@ SMOKE = Scale(
     data=dict.fromkeys(("cifar100", "five_dataset"), {"name": "digits5_offline"}),
     solver={**SGD, "epochs": 1},
     own=Clients(
-        backbone="bundled",
+        backbone="hybrid",
         clients={"cifar100": 100, "five_dataset": [4] * 5},
         participation={"cifar100": 3, "five_dataset": 4},
         classes={10: 4, 5: 2},
         tail=1,
         sizes=[[60] * 4] * 5,
+        limit=[10_000, 40],
     ),
 )
 LAPTOP = Scale(
