@@ -79,14 +79,14 @@ PAPER = Paper(
         "grouping": Figure(
             GROUPING,
             sorted_clients,
-            "Own study: what is the grouping worth? Clients grouped by h, by the frozen feature, and "
-            "by their true types",
+            "Own study: what is the grouping worth? Clients grouped by h, by the frozen feature, "
+            "and by their true types",
         ),
         "protocols": Figure(
             PROTOCOLS,
             protocols_side_by_side,
-            "Own study: how much of the printed lead is the protocol? One rate for all, the authors' "
-            "departures, and every method tuned with the same budget",
+            "Own study: how much of the printed lead is the protocol? One rate for all, the "
+            "authors' departures, and every method tuned with the same budget",
         ),
     },
     grid=GRID,
