@@ -327,6 +327,8 @@ def dirichlet(
 ) -> Parts:
     """Each class is dealt out in shares ~ Dirichlet(alpha): small alpha, one-sided clients.
 
+    This is the partition of Yurochkin et al. (ICML 2019): one draw per class. "LDA" also names
+    another, one draw per client over its classes (Hsu et al. 2019); Client2Vec does not say which.
     A draw in which some client gets fewer than ``min_size`` samples is thrown away, at most
     ``tries`` times.
     """
@@ -372,6 +374,8 @@ def pathological(
 
     "pfedhn": every client holds exactly ``s`` classes, every class is shared by s*clients/classes
     clients (one more or less if that is no whole number) in shares U(0.4, 0.6), normalised.
+    pFedHN's own code leaves a part of the samples to nobody (about 9 % with 100 clients and s =
+    10); here all are dealt out.
     "shards": sort by label, cut into s*clients equal shards, deal ``s`` shards to each client
     (McMahan et al.); a shard can straddle a class border.
     """
@@ -514,6 +518,8 @@ def long_tail(
     """GRP-FED's long tail: client sizes n_m ~ m^-rho, class shares geometric with ratio ``tau`` in
     an order of each client's own.
 
+    The paper names one long tail and two factors. We read it as a power of the client's rank for
+    sizes (m^-rho) and a power of the factor for classes (tau^k).
     The popular classes are asked for more often than they occur. Without ``replacement`` every
     class is then cut to what there is, in proportion to the demand, and what a client still lacks
     comes from the classes that are left, again by its own shares; with it, samples repeat and the

@@ -16,7 +16,8 @@ With `shared=()` it is Local, with `shared=("*",)` the uniform mean of FedAvg.
 Differs from the authors' code: it starts from a FedAvg model trained before; here all start from
 the same random weights, as the other methods do. It keeps each client's model of best *test*
 accuracy; here the last one counts. Differs from a public library that keeps the first layers
-global: the paper shares the last.
+global: the paper shares the last. The authors' ensemble averages log-probabilities; here, as the
+paper says, probabilities.
 """
 
 from __future__ import annotations

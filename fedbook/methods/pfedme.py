@@ -24,7 +24,7 @@ the chosen optimiser with step `personal_lr`; with plain SGD it is exactly the g
 Differs from the authors' code: all its clients train in every round and only the sampled ones are
 averaged; here only the sampled train, and one that never was is tested with w. Its inner optimiser
 adds an L2 term of 0.001; here `weight_decay` does, 0 by default. p_i = n_i / sum n as there; the
-paper has 1 / |S_t|.
+paper has 1 / |S_t|. Its personal test runs w_i; here, as the paper says, theta_i.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ Differs from the paper, where it would not work or does not say:
 - Layers normalise first. In torch's default order (`norm_first=False`) all u become one vector
   within a hundred steps, L_div stays at log(B - 1) + 1, and it does not recover.
 - L_orth is the mean of |cos(z_j, u_k)| over all pairs, in [0, 1]; the printed sum grows as B^2 and
-  drowns the other terms (`orth="sum"`). L_recon is the mean over samples of the distance squared.
+  drowns the other terms (`orth="sum"`). L_recon is the mean over samples of the distance squared,
+  a sum over all 512 numbers of an embedding, not their mean.
 - The optimiser is not named; Adam with 1e-3 here. No dropout (torch's layers have 0.1 unless told
   otherwise), which was not needed and nearly doubles the time of a step on a CPU.
 
