@@ -14,8 +14,9 @@ Li, Beirami, Sanjabi and Smith, "Tilted Empirical Risk Minimization", ICLR 2021.
 Differs from the paper: (2) weighs the models reached after local training, not single gradients;
 F_i is taken at the received model. Differs from the authors' federated code: there p_i = 1 / |S|,
 and the normaliser is a decaying mean over rounds (half old, half new) of exponentials shifted by
-each round's own largest loss, so the weights need not sum to 1. Here they do. It also divides by the number of samples twice. At t = 0.01, the
-value of FedGCR's code, the weights are those of FedAvg to about one per cent.
+each round's own largest loss, so the weights need not sum to 1. Here they do. It also divides by
+the number of samples twice. At t = 0.01, the value of FedGCR's code, the weights are those of
+FedAvg to about one per cent.
 """
 
 from __future__ import annotations
