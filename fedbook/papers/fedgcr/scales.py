@@ -34,7 +34,7 @@ class Domains:
     order: Mapping[str, Names]
     swapped: Mapping[str, Names]
     sizes: Mapping[str, Options] = field(default_factory=dict)
-    part: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    part: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     types: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -82,7 +82,7 @@ LAPTOP = Scale(
             "domainnet": {"sizes": "rule", "shuffle": True},
             "pacs": {"sizes": "pacs", "shuffle": True},
         },
-        part={("digit_five", 1): 0.44},
+        part={"digit_five": {1: 0.44}},
         types={"domainnet": 7},
         order={
             "digit_five": ("mnist", "usps", "font_digits", "mnist_m", "scene_digits"),
@@ -231,8 +231,8 @@ def _partition(row: Row, own: Domains) -> Options:
     partition: Options = {"name": "by_domain", "dif": dif}
     partition["test"] = "split" if dif == 1 else "domain"
     partition |= own.sizes.get(dataset, {"sizes": dataset})
-    if (dataset, dif) in own.part:
-        partition["scale"] = own.part[dataset, dif]
+    if dif in own.part.get(dataset, {}):
+        partition["scale"] = own.part[dataset][dif]
     order = own.swapped if row["majority_domain"] else own.order
     if dataset in order:
         partition["order"] = list(order[dataset])
