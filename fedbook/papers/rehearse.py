@@ -165,7 +165,7 @@ def _method(e: Experiment) -> dict[str, Any]:
     method = {**e.method, "epochs": 1}
     method.pop("participation", None)
     if method["name"] == "client2vec":
-        method |= {"index_epochs": 1, "index_encoder": "offline/vit+ngram", "index_limit": TRAIN}
+        method |= {"index_epochs": 1, "index_encoder": "offline/hybrid+ngram", "index_limit": TRAIN}
     return method
 
 
