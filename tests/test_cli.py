@@ -146,7 +146,10 @@ def test_debug_shows_the_traceback(call, monkeypatch):
 
 
 def test_interrupt_and_broken_pipe_are_quiet(call, monkeypatch):
-    monkeypatch.setattr("fedbook.cli.claims", lambda args: (_ for _ in ()).throw(KeyboardInterrupt))
+    def stop(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedbook.cli.tables.claims", stop)
     code, _, err = call("claims")
     assert code == 130 and "finished runs are kept" in err and len(err.strip().splitlines()) == 1
 
@@ -358,6 +361,24 @@ def test_patients_and_roles_are_clients(call):
         assert plan["clients"]["number"] == len(set(plan["clients"]["types"])) == clients
     code, out, err = call("run fedavg ecg_offline --rounds 1 --quiet")
     assert code == 0 and "avg_client" in out, err
+
+
+def test_lab_passes_options_on(call, monkeypatch):
+    asked = []
+    monkeypatch.setenv("FEDBOOK_NOTEBOOKS", ".")
+    monkeypatch.setattr("subprocess.call", lambda line: asked.append(line) or 0)
+    assert call("lab --no-browser --port 8899 --ip=0.0.0.0")[0] == 0
+    assert asked[0][1:] == [
+        "-m",
+        "jupyterlab",
+        ".",
+        "--no-browser",
+        "--port",
+        "8899",
+        "--ip=0.0.0.0",
+    ]
+    code, _, err = call("list --no-browser")
+    assert code == 2 and "unrecognized arguments: --no-browser" in err
 
 
 def test_help_has_examples(call):
