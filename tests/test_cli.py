@@ -99,6 +99,8 @@ BAD = {
     "unknown command": "reprodcue",
     "nothing to fetch": "data fetch",
     "unknown dataset to fetch": "data fetch nothing_like_it",
+    "no format for a file": "reproduce fgpt/table2 -o table.xls",
+    "unknown format": "reproduce fgpt/table2 --format word",
     "nothing stored to draw": "figures fedgcr/table1",
 }
 
@@ -279,6 +281,7 @@ def test_reproduce_prints_draws_and_computes_only_what_is_missing(call, tiny_tab
     code, out, err = call("reproduce client2vec/table9 --jobs 1")
     assert code == 0 and "8 runs, 8 to compute" in err
     assert "not comparable (smoke)" in out and "21.35" in out and "±" in out
+    assert max(map(len, out.splitlines())) <= 80 or str(tmp_path) in out
     drawn = {p.name for p in (tmp_path / "figures").iterdir()}
     assert drawn == {f"client2vec_table9_smoke.{suffix}" for suffix in ("png", "pdf", "txt")}
     assert "FedAvgM" in (tmp_path / "figures" / "client2vec_table9_smoke.txt").read_text()
@@ -313,7 +316,7 @@ def test_an_interrupt_loses_at_most_one_run(call, tiny_table, tmp_path, monkeypa
 def test_a_failing_run_does_not_take_the_others_along(call, tiny_table, tmp_path):
     tiny_table(fedavgm={"lr": 1e30})
     code, out, err = call("reproduce client2vec/table9 --jobs 1")
-    assert code == 1 and "diverged" in err.splitlines()[-1] and "fedavg " in out
+    assert code == 1 and "diverged" in err.splitlines()[-1] and "FedAvg " in out
     assert len(Store(tmp_path / "results").load()) == 4
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fedbook.cli.shell import (
     Commands,
@@ -16,6 +17,7 @@ from fedbook.cli.shell import (
     store_of,
 )
 from fedbook.errors import FedbookError
+from fedbook.files import write_atomically
 
 if TYPE_CHECKING:
     from fedbook.papers import Spec
@@ -32,6 +34,10 @@ def add(commands: Commands) -> None:
     add_jobs(p)
     help = "where figures go (default: figures/ of the checkout)"
     p.add_argument("--figures", metavar="DIR", help=help)
+    kinds = ("text", "md", "latex", "csv", "json", "html")
+    help = "how tables are written (default: as the file's name ends, else text)"
+    p.add_argument("--format", choices=kinds, help=help)
+    p.add_argument("-o", "--output", metavar="FILE", help="write the tables to a file")
     p = commands.add("claims", claims, "fedbook claims fedgcr --open")
     help = "a paper, or one claim with all its checks; none: all"
     p.add_argument("which", nargs="?", metavar="PAPER|ID", help=help)
@@ -82,6 +88,7 @@ def reproduce(args: argparse.Namespace) -> int:
     from fedbook.papers import reproduce as work
 
     chosen = _chosen(args)
+    _format(args)  # before hours of work
     store = store_of(args)
     store.check_writable()
     results = store.keys()
@@ -97,17 +104,50 @@ def reproduce(args: argparse.Namespace) -> int:
         drawn = work.draw(spec, args.scale, results, folder_of(args.figures), args.seeds)
         rep["figures"] = [str(p) for p in drawn]
         reports.append(rep)
-    if args.json:
-        as_json(reports)
-    else:
-        print("\n\n".join(work.text(r) for r in reports))
-        if args.scale != "paper":
-            note = "absolute values are not comparable with print; orderings are checked."
-            print(f"\nAt {args.scale} scale {note}")
+    _hand_over(args, chosen, reports)
     if errors:
         hint = "the other runs are stored; run again after putting this right"
         raise FedbookError("; ".join(errors), hint)
     return 0
+
+
+def _hand_over(args: argparse.Namespace, chosen: list[Spec], reports: list[dict[str, Any]]) -> None:
+    """Print the tables, or write them to a file, in the format asked for."""
+    from fedbook.papers import export
+    from fedbook.papers.layout import lay_out
+    from fedbook.papers.reproduce import text
+
+    grids = {}
+    for spec, rep in zip(chosen, reports):
+        if spec.rows:
+            grids[spec.id] = lay_out(spec, rep["rows"], args.scale, args.seeds)
+    format = _format(args)
+    if format == "text":
+        shown = [text(r, export.text(grids[r["id"]]) if r["rows"] else "") for r in reports]
+        written = "\n\n".join(shown)
+    else:
+        written = export.write(reports, list(grids.values()), format)
+    if args.output is None:
+        print(written)
+        return
+    with write_atomically(args.output) as part:
+        part.write_text(written + "\n", encoding="utf-8")
+    say(f"written: {args.output}")
+
+
+def _format(args: argparse.Namespace) -> str:
+    """As asked for, else as the file's name ends, else text."""
+    from fedbook.papers.export import SUFFIXES
+
+    if args.json:
+        return "json"
+    suffix = Path(args.output or "").suffix
+    if args.format or not suffix:
+        return args.format or "text"
+    if suffix not in SUFFIXES:
+        hint = f"choose --format, or end the name in {', '.join(SUFFIXES)}"
+        raise FedbookError(f"no format is known for a file *{suffix}", hint)
+    return SUFFIXES[suffix]
 
 
 def _chosen(args: argparse.Namespace) -> list[Spec]:
