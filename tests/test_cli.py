@@ -99,6 +99,8 @@ BAD = {
     "unknown command": "reprodcue",
     "nothing to fetch": "data fetch",
     "unknown dataset to fetch": "data fetch nothing_like_it",
+    "no format for a file": "reproduce fgpt/table2 -o table.xls",
+    "unknown format": "reproduce fgpt/table2 --format word",
     "nothing stored to draw": "figures fedgcr/table1",
 }
 
@@ -146,7 +148,10 @@ def test_debug_shows_the_traceback(call, monkeypatch):
 
 
 def test_interrupt_and_broken_pipe_are_quiet(call, monkeypatch):
-    monkeypatch.setattr("fedbook.cli.claims", lambda args: (_ for _ in ()).throw(KeyboardInterrupt))
+    def stop(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedbook.cli.tables.claims", stop)
     code, _, err = call("claims")
     assert code == 130 and "finished runs are kept" in err and len(err.strip().splitlines()) == 1
 
@@ -276,6 +281,7 @@ def test_reproduce_prints_draws_and_computes_only_what_is_missing(call, tiny_tab
     code, out, err = call("reproduce client2vec/table9 --jobs 1")
     assert code == 0 and "8 runs, 8 to compute" in err
     assert "not comparable (smoke)" in out and "21.35" in out and "±" in out
+    assert max(map(len, out.splitlines())) <= 80 or str(tmp_path) in out
     drawn = {p.name for p in (tmp_path / "figures").iterdir()}
     assert drawn == {f"client2vec_table9_smoke.{suffix}" for suffix in ("png", "pdf", "txt")}
     assert "FedAvgM" in (tmp_path / "figures" / "client2vec_table9_smoke.txt").read_text()
@@ -310,7 +316,7 @@ def test_an_interrupt_loses_at_most_one_run(call, tiny_table, tmp_path, monkeypa
 def test_a_failing_run_does_not_take_the_others_along(call, tiny_table, tmp_path):
     tiny_table(fedavgm={"lr": 1e30})
     code, out, err = call("reproduce client2vec/table9 --jobs 1")
-    assert code == 1 and "diverged" in err.splitlines()[-1] and "fedavg " in out
+    assert code == 1 and "diverged" in err.splitlines()[-1] and "FedAvg " in out
     assert len(Store(tmp_path / "results").load()) == 4
 
 
@@ -358,6 +364,24 @@ def test_patients_and_roles_are_clients(call):
         assert plan["clients"]["number"] == len(set(plan["clients"]["types"])) == clients
     code, out, err = call("run fedavg ecg_offline --rounds 1 --quiet")
     assert code == 0 and "avg_client" in out, err
+
+
+def test_lab_passes_options_on(call, monkeypatch):
+    asked = []
+    monkeypatch.setenv("FEDBOOK_NOTEBOOKS", ".")
+    monkeypatch.setattr("subprocess.call", lambda line: asked.append(line) or 0)
+    assert call("lab --no-browser --port 8899 --ip=0.0.0.0")[0] == 0
+    assert asked[0][1:] == [
+        "-m",
+        "jupyterlab",
+        ".",
+        "--no-browser",
+        "--port",
+        "8899",
+        "--ip=0.0.0.0",
+    ]
+    code, _, err = call("list --no-browser")
+    assert code == 2 and "unrecognized arguments: --no-browser" in err
 
 
 def test_help_has_examples(call):

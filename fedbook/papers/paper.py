@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedbook.papers.claims import Claim
     from fedbook.papers.tune import Grid
 
+LAYOUT = ("down", "across", "best_over")  # columns of tables.csv
 Options = dict[str, Any]
 Own = TypeVar("Own")
 Plot = Callable[[Spec, Sequence[Run]], tuple[Any, str]]  # a figure and its description
@@ -110,7 +111,9 @@ class Paper:
             rows = read_rows(self.published / line["file"])
             title = _sentence(line["content"])
             plot = self.plots.get(name)
-            found[f"{self.key}/{name}"] = self._spec(name, "table", title, rows=rows, plot=plot)
+            spec = self._spec(name, "table", title, rows=rows, plot=plot)
+            down, across, best = (tuple((line.get(k) or "").split()) for k in LAYOUT)
+            found[spec.id] = replace(spec, down=down, across=across, best_over=best)
         return found
 
     def _figures(self) -> dict[str, Spec]:

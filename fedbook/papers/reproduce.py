@@ -12,11 +12,13 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from statistics import median
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from fedbook.check import cores
 from fedbook.errors import FedbookError
 from fedbook.experiment import Experiment
+from fedbook.papers.layout import Grid, lay_out
 from fedbook.papers.spec import Spec, ordering, terms
 from fedbook.results import Result, Store
 
@@ -191,6 +193,11 @@ def report(
     }
 
 
+def table(spec: Spec, scale: str, results: dict[str, Result], seeds: int | None = None) -> Grid:
+    """Print and ours in the paper's own layout; a notebook shows it as a table."""
+    return lay_out(spec, spec.tabulate(scale, results, seeds), scale, seeds)
+
+
 def side_by_side(
     spec: Spec, scale: str, results: dict[str, Result], seeds: int | None = None
 ) -> pd.DataFrame:
@@ -246,47 +253,44 @@ def headless() -> Any:
     return plt
 
 
-def text(rep: dict[str, Any]) -> str:
-    """The report as lines for a terminal."""
-    scale = rep["scale"]
-    rows = rep["rows"]
-    used = f" on {', '.join(rep['data'])}" if rep["data"] else ""
-    lines = [f"{rep['id']}: {rep['title']}  [{scale} scale{used}]"]
-    lines += [f"  as run: {how}" for how in rep["terms"]]
+def text(rep: dict[str, Any], table: str) -> str:
+    """The report as lines for a terminal: the table in the paper's layout, what is missing, whether
+    the order of methods is that of print, and at paper scale what differs.
+    """
     if rep["kind"] == "sketch":
-        return lines[0] + "\n  a drawing only, nothing to run"
-    shown = [r for r in rows if r["ours"] is not None]
-    lines += _aligned([_cells(r) for r in shown]) if shown else []
+        return f"{rep['id']}: {rep['title']}\n  a drawing only, nothing to run"
+    rows = rep["rows"]
+    lines = [f"{rep['id']} at {rep['scale']} scale", table, ""]
+    lines += [f"as run: {how}" for how in rep["terms"][:3]]
     for verdict in ("not run", "nothing to run"):
         left = [r for r in rows if r["verdict"] == verdict]
         have = {r["method"] for r in rows if r["verdict"] != verdict}
         names = [r["setting"] if r["method"] in have else r["method"] for r in left]
         if left:
             said = "; ".join(dict.fromkeys(names))
-            lines.append(f"  {verdict}: {len(left)} of {len(rows)} rows ({said})")
-    order = rep["ordering"]
-    if order["pairs"] and scale != "paper":
-        agree = f"{order['agree']} of {order['pairs']}"
-        lines.append(f"  ordering: {agree} pairs of methods as in print")
-    lines += [f"  drawn: {p}" for p in rep["figures"]]
+            lines += _wrapped(f"{verdict}: {len(left)} of {len(rows)} numbers ({said})")
+    lines += _wrapped(_agreement(rep))
+    lines += [f"drawn: {p}" for p in rep["figures"]]
     return "\n".join(lines)
 
 
-def _cells(r: dict[str, Any]) -> tuple[str, ...]:
-    digits = 2 if max(abs(r["paper"] or 0), abs(r["ours"] or 0)) >= 1 else 3
-    paper = _pm(r["paper"], r["paper_spread"], digits)
-    ours = _pm(r["ours"], r["ours_std"], digits)
-    delta = "" if r["delta"] is None else f"{r['delta']:+.{digits}f}"
-    return r["as_run"], r["method"], r["metric"], paper, ours, str(r["seeds"]), delta, r["verdict"]
+def _wrapped(line: str) -> list[str]:
+    return wrap(line, 80, subsequent_indent="  ")
 
 
-def _aligned(body: list[tuple[str, ...]]) -> list[str]:
-    header = ("setting", "method", "metric", "paper", "ours", "seeds", "delta", "verdict")
-    widths = [max(map(len, column)) for column in zip(header, *body)]
-    lines = []
-    for line in (header, *body):
-        lines.append("  " + "  ".join(c.ljust(w) for c, w in zip(line, widths)).rstrip())
-    return lines
+def _agreement(rep: dict[str, Any]) -> str:
+    """How print and ours agree, as far as the scale allows one to say."""
+    kinds = [r["verdict"] for r in rep["rows"]]
+    if "reproduced" in kinds or "differs" in kinds:
+        off = [f"{r['setting']} {r['method']} {r['metric']}" for r in rep["rows"]]
+        off = [name for name, kind in zip(off, kinds) if kind == "differs"]
+        said = f"reproduced: {kinds.count('reproduced')} numbers; differ: {len(off)}"
+        return f"{said} ({'; '.join(off)})" if off else said
+    order = rep["ordering"]
+    if not order["pairs"]:
+        return ""
+    agree = f"{order['agree']} of {order['pairs']} pairs of methods as in print"
+    return f"ordering: {agree}; the numbers are not comparable ({rep['scale']})"
 
 
 def _pm(value: float | None, spread: float | None, digits: int) -> str:

@@ -55,6 +55,9 @@ class Spec:
     rows: tuple[Row, ...] = field(default=(), repr=False)
     plot: Plot | None = field(default=None, repr=False)
     count: Callable[[Row], float] | None = field(default=None, repr=False)
+    down: tuple[str, ...] = field(default=(), repr=False)  # the printed layout, see layout.py
+    across: tuple[str, ...] = field(default=(), repr=False)
+    best_over: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def name(self) -> str:
@@ -154,6 +157,8 @@ class Spec:
             out.append(
                 {
                     "setting": row.setting,
+                    "settings": row.settings,
+                    "unit": row.unit,
                     "as_run": labels.get(row.setting, row.setting),
                     "method": row.method,
                     "metric": row.metric,

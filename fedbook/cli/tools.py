@@ -1,0 +1,80 @@
+"""Around the book: check, bench, lab, pretrain."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from fedbook.cli.shell import Commands, as_json, positive, store_of
+from fedbook.errors import FedbookError
+
+
+def add(commands: Commands) -> None:
+    commands.add("check", check, "fedbook check")
+    p = commands.add("bench", bench, "fedbook bench --json", results=False)
+    p.add_argument("what", nargs="?", choices=("round", "prompts", "index"), default="round")
+    p.add_argument("--rounds", type=positive, default=1, help="rounds per repeat")
+    p.add_argument("--repeats", type=positive, default=11)
+    p = commands.add("lab", lab, "fedbook lab --no-browser --port 8899", results=False)
+    p.set_defaults(rest=[])
+    p = commands.add("pretrain", pretrain, "fedbook pretrain probe", results=False)
+    if commands.asked == "pretrain":
+        from fedbook.models.pretrain import add_arguments
+
+        add_arguments(p)
+
+
+def check(args: argparse.Namespace) -> int:
+    """Versions, device, data, weights, results folder."""
+    from fedbook import check as what
+
+    found = what.state(store_of(args))
+    if args.json:
+        as_json(found)
+        return 1 if found["missing"] else 0
+    print(what.text(found))
+    if found["missing"]:
+        raise FedbookError(f"not installed: {', '.join(found['missing'])}", "pip install fedbook")
+    return 0
+
+
+def bench(args: argparse.Namespace) -> int:
+    """Seconds per round against a bare loop, memory against the number of clients; or of a step
+    with prompts, of Client2Vec's index.
+    """
+    if args.what == "prompts":
+        from fedbook.models.bench_prompts import main as bench_prompts
+
+        return bench_prompts(json=args.json)
+    if args.what == "index":
+        from fedbook.models.dsa_ign import bench_index
+
+        found = bench_index()
+        ratio = f"{found['stock_over_ours']:.2f} times as fast as torch's encoder with its dropout"
+        as_json(found) if args.json else print(f"DSA-IGN steps {ratio}")
+        return 0
+    from fedbook.bench import bench as measure
+    from fedbook.bench import text
+
+    out = measure(rounds=args.rounds, repeats=args.repeats)
+    as_json(out) if args.json else print(text(out))
+    return 0
+
+
+def lab(args: argparse.Namespace) -> int:
+    """JupyterLab on the notebooks; further options are passed on to it."""
+    import subprocess
+
+    from fedbook.results import default_folder
+
+    folder = default_folder("notebooks")
+    if not folder.is_dir():
+        raise FedbookError(f"no notebooks at {folder}", "start this inside a checkout of fedbook")
+    return subprocess.call([sys.executable, "-m", "jupyterlab", str(folder), *args.rest])
+
+
+def pretrain(args: argparse.Namespace) -> int:
+    """Train the default backbone again, or print what frozen networks are worth."""
+    from fedbook.models.pretrain import main as pretrain_main
+
+    return pretrain_main(args) or 0  # type: ignore[func-returns-value]
