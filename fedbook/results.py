@@ -43,11 +43,18 @@ def default_folder(kind: str = "results") -> Path:
     return share / "fedbook" / kind
 
 
+SHIPPED = Path(__file__).parent / "stored"  # in the wheel only: the checkout's results/
+
+
 class Store:
-    """The folder of result files: `<paper>_<scale>.jsonl`."""
+    """The folder of result files: `<paper>_<scale>.jsonl`.
+
+    Outside a checkout the results that came with the package are read too, before one's own.
+    """
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self.folder = Path(folder) if folder is not None else default_folder()
+        self._folders = (SHIPPED, self.folder) if folder is None else (self.folder,)
         self._cache: dict[Path, tuple[tuple[int, int], list[Result]]] = {}
 
     def check_writable(self) -> None:
@@ -97,10 +104,11 @@ class Store:
     def load(self, **where: Any) -> list[Result]:
         """All whole lines whose fields equal those asked for, the newest line of a key winning."""
         found: dict[str, Result] = {}
-        for path in sorted(self.folder.glob("*.jsonl")) if self.folder.is_dir() else []:
-            for r in self._read(path):
-                found.pop(r["key"], None)
-                found[r["key"]] = r
+        for folder in self._folders:
+            for path in sorted(folder.glob("*.jsonl")):
+                for r in self._read(path):
+                    found.pop(r["key"], None)
+                    found[r["key"]] = r
         return [r for r in found.values() if all(r.get(k) == v for k, v in where.items())]
 
     def keys(self) -> dict[str, Result]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 
 from fedbook.cli.shell import Commands, as_json, positive, store_of
@@ -15,6 +16,8 @@ def add(commands: Commands) -> None:
     p.add_argument("what", nargs="?", choices=("round", "prompts", "index"), default="round")
     p.add_argument("--rounds", type=positive, default=1, help="rounds per repeat")
     p.add_argument("--repeats", type=positive, default=11)
+    p = commands.add("badges", badges, "fedbook badges --repo OWNER/NAME", results=False)
+    p.add_argument("--repo", metavar="OWNER/NAME", required=True, help="on GitHub")
     p = commands.add("lab", lab, "fedbook lab --no-browser --port 8899", results=False)
     p.set_defaults(rest=[])
     p = commands.add("pretrain", pretrain, "fedbook pretrain probe", results=False)
@@ -35,6 +38,19 @@ def check(args: argparse.Namespace) -> int:
     print(what.text(found))
     if found["missing"]:
         raise FedbookError(f"not installed: {', '.join(found['missing'])}", "pip install fedbook")
+    return 0
+
+
+def badges(args: argparse.Namespace) -> int:
+    """Write the project's address into README, notebooks and pyproject.toml."""
+    from fedbook import badges as work
+    from fedbook.results import default_folder
+
+    root = default_folder().parent
+    if not (root / "pyproject.toml").is_file():
+        raise FedbookError("this is no checkout of fedbook", "run it in the project's folder")
+    changed = [str(path.relative_to(root)) for path in work.write(args.repo, root)]
+    as_json(changed) if args.json else print("\n".join(changed) or "nothing to change")
     return 0
 
 
@@ -70,6 +86,8 @@ def lab(args: argparse.Namespace) -> int:
     folder = default_folder("notebooks")
     if not folder.is_dir():
         raise FedbookError(f"no notebooks at {folder}", "start this inside a checkout of fedbook")
+    if importlib.util.find_spec("jupyterlab") is None:
+        raise FedbookError("JupyterLab is not installed", "pip install 'fedbook[lab]'")
     return subprocess.call([sys.executable, "-m", "jupyterlab", str(folder), *args.rest])
 
 
