@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
+from pathlib import Path
 
 from fedbook.cli.shell import Commands, as_json, positive, store_of
 from fedbook.errors import FedbookError
@@ -18,6 +19,9 @@ def add(commands: Commands) -> None:
     p.add_argument("--repeats", type=positive, default=11)
     p = commands.add("badges", badges, "fedbook badges --repo OWNER/NAME", results=False)
     p.add_argument("--repo", metavar="OWNER/NAME", required=True, help="on GitHub")
+    p = commands.add("book", book, "fedbook book build", results=False)
+    p.add_argument("what", choices=("build",), help="make the pages")
+    p.add_argument("folder", nargs="?", metavar="DIR", help="default: book/ of the checkout")
     p = commands.add("lab", lab, "fedbook lab --no-browser --port 8899", results=False)
     p.set_defaults(rest=[])
     p = commands.add("pretrain", pretrain, "fedbook pretrain probe", results=False)
@@ -51,6 +55,17 @@ def badges(args: argparse.Namespace) -> int:
         raise FedbookError("this is no checkout of fedbook", "run it in the project's folder")
     changed = [str(path.relative_to(root)) for path in work.write(args.repo, root)]
     as_json(changed) if args.json else print("\n".join(changed) or "nothing to change")
+    return 0
+
+
+def book(args: argparse.Namespace) -> int:
+    """The notebooks, claims, figures and reference as web pages."""
+    from fedbook import book as work
+    from fedbook.results import default_folder
+
+    root = default_folder("notebooks").parent
+    page = work.build(root, Path(args.folder) if args.folder else root / "book")
+    as_json({"page": str(page)}) if args.json else print(page)
     return 0
 
 
