@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from fedbook.papers.draw import (
     one_per_experiment,
     values_of,
 )
-from fedbook.papers.evidence import quantile
 from fedbook.papers.spec import Run, Spec
 
 
@@ -107,41 +105,24 @@ def quirk_bars(spec: Spec, runs: Sequence[Run]) -> Drawn:
     return fig, f"{what} {'; '.join(f'{q} {change[q]:+.1f}' for q in order)}."
 
 
-def protocols_side_by_side(spec: Spec, runs: Sequence[Run]) -> Drawn:
-    """Avg and sigma_type of every method under each protocol, one panel per dataset and score."""
+def by_size(spec: Spec, runs: Sequence[Run]) -> Drawn:
+    """Avg and sigma_type of the methods as images and rounds are multiplied."""
     from fedbook import plots
 
-    names = {"printed": "AdamW 1e-3 for all", "published": "authors' departures", "tuned": "tuned"}
-    datasets = list(dict.fromkeys(run.row["dataset"] for run in runs))
-    scores = (("avg_type", "Avg (%)"), ("sigma_type", "$\\sigma_{type}$ (points)"))
-    fig, axes = plots.panels(2 * len(datasets))
-    told = []
-    for i, (dataset, (metric, label)) in enumerate(product(datasets, scores)):
-        ax = axes[i]
-        here = [run for run in runs if run.row["dataset"] == dataset]
-        for j, (method, own) in enumerate(by_method(here).items()):
+    fig, axes = plots.panels(2)
+    said = []
+    shown = (("avg_type", "Avg (%)"), ("sigma_type", "$\\sigma_{type}$ (points)"))
+    for ax, (metric, label) in zip(axes, shown):
+        for method, own in by_method(runs).items():
+            found = {}
+            for run in own:
+                at = f"images x{run.row['times_images']}\nrounds x{run.row['times_rounds']}"
+                found[at] = 100 * run.metrics[metric]
             look = plots.look(method)
-            for x, protocol in enumerate(names):
-                found = [100 * r.metrics[metric] for r in own if r.row["protocol"] == protocol]
-                if not found:
-                    continue
-                mean, half = interval(found)
-                at = x + 0.09 * (j - 3.5)
-                shown = {k: v for k, v in look.items() if k in ("color", "marker")}
-                name = look["label"] if protocol == "tuned" else None
-                ax.errorbar(at, mean, half, ls="", capsize=2, label=name, **shown)
-                told.append(f"{dataset} {look['label']} {protocol} {metric} {mean:.1f}")
-        ax.set(ylabel=label, title=data_name(here, dataset))
-        ax.set_xticks(range(len(names)), list(names.values()), fontsize=7)
-    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncol=4, fontsize=7)
+            ax.plot(list(found), list(found.values()), **look)
+            for at, value in found.items():
+                said.append(f"{look['label']} {metric} {' '.join(at.split())}: {value:.1f}")
+        ax.set(ylabel=label)
+    axes[0].legend(fontsize=7)
     fig.suptitle(heading(spec, runs, ", DIF 10"), fontsize=8)
-    return fig, "; ".join(told) + "."
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and half the width of its 95 % interval (t), no width for one value."""
-    n = len(values)
-    if n < 2:
-        return float(np.mean(values)), 0.0
-    half = quantile(0.975, n) * np.std(values, ddof=1) / np.sqrt(n)
-    return float(np.mean(values)), float(half)
+    return fig, "; ".join(said) + "."
