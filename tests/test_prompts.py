@@ -583,14 +583,16 @@ def test_bench_measures_its_steps_and_restores_the_threads(net):
 
 def test_bench_prints_what_it_measured(capsys, monkeypatch):
     fake = {
-        "images_per_second": {"kept": 130.0, "nothing": 100.0, "bare": 120.0},
-        "kept_is_faster_than": {"kept": 1.0, "nothing": 1.31, "bare": 1.08},
+        "images_per_second": {"kept": 125.0, "nothing": 100.0, "plain": 160.0},
+        "kept_is_faster_than": {"kept": 1.0, "nothing": 1.25, "plain": 0.8},
     }
     monkeypatch.setattr("fedbook.models.bench_prompts.bench_prompts", lambda: fake)
     assert main(json=True) == 0 and json.loads(capsys.readouterr().out) == fake
     assert main() == 0
-    rows = [line.split()[-2:] for line in capsys.readouterr().out.splitlines()[1:]]
-    assert rows == [["130", "1.00"], ["100", "1.31"], ["120", "1.08"]]
+    *rows, last = capsys.readouterr().out.splitlines()[1:]
+    found = [line.split()[-3:] for line in rows]
+    assert found == [["8.00", "125", "1.00"], ["10.00", "100", "1.25"], ["6.25", "160", "0.80"]]
+    assert "costs 1.25 times" in last
 
 
 def test_timm_is_imported_only_when_used():

@@ -2,8 +2,9 @@
 
 An entry holds one row per sample of a dataset and is named by what was computed, from which images
 and with which weights, so changing any of them is another entry. Only rows somebody asked for are
-computed (NaN elsewhere), behind a progress bar if there are many. Entries stay in memory (512 MB)
-and on disk (2 GB), the least recently used go first. The disk's folder is `FEDBOOK_CACHE`, else
+computed (NaN elsewhere), behind a progress bar if there are many; a pass that is stopped goes on
+from its last ten thousand. Entries stay in memory (512 MB) and on disk (2 GB), the least recently
+used go first. The disk's folder is `FEDBOOK_CACHE`, else
 fedbook/features in the user's cache folder; `FEDBOOK_CACHE=off` keeps nothing there.
 `FEDBOOK_CACHE_MEMORY_MB` and `FEDBOOK_CACHE_DISK_MB` change the budgets. Processes that want the
 same entry wait for the first to make it.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -29,6 +31,8 @@ from fedbook.models.backbones import weights_fingerprint
 MB = 2**20
 BATCH = 16  # a convolutional stem is fastest on small batches
 MANY = 500  # rows worth a progress bar
+PAUSE = 60  # seconds between its lines in a log file
+SAVED = 10_000  # rows after which a long pass is written, so that a stopped one goes on from there
 
 
 def images_fingerprint(federation: Federation) -> str:
@@ -58,7 +62,9 @@ def _bar(missing: Tensor, key: str) -> Iterator[Tensor]:
 
     what = f"{key.split('-')[0]} of {len(missing):,} images, once"
     hidden = len(missing) < MANY or bool(os.environ.get("TQDM_DISABLE"))
-    with tqdm(total=len(missing), desc=what, disable=hidden) as bar:
+    redrawn = sys.stderr.isatty() or "ipykernel" in sys.modules
+    pace = {} if redrawn else {"mininterval": PAUSE, "maxinterval": PAUSE}
+    with tqdm(total=len(missing), desc=what, disable=hidden, **pace) as bar:
         for part in missing.split(BATCH):
             yield part
             bar.update(len(part))
@@ -117,11 +123,18 @@ class Cache:
         missing = index if kept is None else _absent(kept, index)
         if not len(missing) and kept is not None:
             return kept
+        full = None if kept is None else kept.clone()
+        done = 0
         with torch.no_grad():
-            new = torch.cat([compute(part).cpu() for part in _bar(missing, key)])
-        full = new.new_full((count, *new.shape[1:]), float("nan")) if kept is None else kept.clone()
-        full[missing] = new
-        self._write(key, full)
+            for part in _bar(missing, key):
+                new = compute(part).cpu()
+                if full is None:
+                    full = new.new_full((count, *new.shape[1:]), float("nan"))
+                full[part] = new
+                done += len(part)
+                if done == len(missing) or done // SAVED > (done - len(part)) // SAVED:
+                    self._write(key, full)
+        assert full is not None  # there is at least one part, if an empty one
         return full
 
     @contextmanager
