@@ -324,25 +324,11 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def bench(args: argparse.Namespace) -> int:
-    """Seconds per round against a bare loop, memory against the number of clients; or of a step
-    with prompts, of Client2Vec's index.
-    """
-    if args.what == "prompts":
-        from fedbook.models.bench_prompts import main as bench_prompts
+    """Speed and memory: both engines, other libraries, growth, the limit, single steps."""
+    from fedbook.bench import measure
 
-        return bench_prompts(json=args.json)
-    if args.what == "index":
-        from fedbook.models.dsa_ign import bench_index
-
-        found = bench_index()
-        ratio = f"{found['stock_over_ours']:.2f} times as fast as torch's encoder with its dropout"
-        show(found) if args.json else print(f"DSA-IGN steps {ratio}")
-        return 0
-    from fedbook.bench import bench as measure
-    from fedbook.bench import text
-
-    out = measure(rounds=args.rounds, repeats=args.repeats)
-    show(out) if args.json else print(text(out))
+    out, said = measure(args.what, args.figures)
+    show(out) if args.json else print(said)
     return 0
 
 
@@ -455,10 +441,11 @@ def parser(command: str = "") -> argparse.ArgumentParser:
     p = add("data", data, "fedbook data fetch mnist", results=False)
     p.add_argument("action", nargs="?", choices=("list", "fetch", "verify"), default="list")
     p.add_argument("names", nargs="*", metavar="NAME")
-    p = add("bench", bench, "fedbook bench --json", results=False)
-    p.add_argument("what", nargs="?", choices=("round", "prompts", "index"), default="round")
-    p.add_argument("--rounds", type=_positive, default=1, help="rounds per repeat")
-    p.add_argument("--repeats", type=_positive, default=11)
+    p = add("bench", bench, "fedbook bench engines --json", results=False)
+    what = ("engines", "peers", "growth", "limit", "prompts", "index", "bare")
+    help = "both engines, other libraries, growth, the limit; a step with prompts, of the index"
+    p.add_argument("what", nargs="?", choices=what, default="engines", help=help)
+    p.add_argument("--figures", metavar="DIR", help="where pictures of the growth go")
     p = add("lab", lab, "fedbook lab", results=False)
     p.add_argument("rest", nargs=argparse.REMAINDER, help="passed on to jupyter lab")
     p = add("pretrain", pretrain, "fedbook pretrain vit", results=False)

@@ -18,7 +18,7 @@ from fedbook.federation import Client, Federation
 from fedbook.rounds.checkpoint import Checkpoint
 from fedbook.rounds.device import Device
 from fedbook.rounds.evaluation import Scores, evaluate, precompute
-from fedbook.rounds.lockstep import choose
+from fedbook.rounds.lockstep import Lockstep, choose
 from fedbook.rounds.params import Params, clone, copy_into, shared_state
 from fedbook.rounds.record import Record, Traffic
 from fedbook.rounds.seeds import generator, stream
@@ -406,6 +406,8 @@ class Simulation:
 
     def _personal(self, t: int) -> Scores:
         """Every client's own model on its own test samples."""
+        if isinstance(self._engine, Lockstep) and len(self._engine.trained) == len(self._live):
+            return self._engine.personal(t)
         found: dict[str, list[float]] = {name: [] for name in SCORES}
         for c in self.federation.clients:
             scores = self.evaluate(self.personal_model(c, t), [c])

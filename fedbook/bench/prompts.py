@@ -3,8 +3,6 @@ blocks."""
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedbook.bench.clock import interleave, use_threads
 from fedbook.models.prompts import fedgc
 
 
@@ -29,19 +28,11 @@ def bench_prompts(
     blocks, from ready-made random tokens as many as ours, to the CLS token and a linear head,
     without patch embedding, GC-Net or optimiser.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            seconds = interleave(_steps(batch, prompts, backbone), repeats)
-    finally:
-        torch.set_num_threads(before)
-    speed = {name: batch / statistics.median(times) for name, times in seconds.items()}
-    ratio = {
-        name: statistics.median(b / a for a, b in zip(seconds["cached"], seconds[name]))
-        for name in ("uncached", "bare")
-    }
+    with use_threads(threads), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        spent = interleave(_steps(batch, prompts, backbone), repeats, warm_up=5)
+    speed = {name: batch / times.median() for name, times in spent.items()}
+    ratio = {name: spent[name].over(spent["cached"]) for name in ("uncached", "bare")}
     name = backbone if isinstance(backbone, str) else type(backbone).__name__
     return {
         "images_per_second": speed,
@@ -57,28 +48,21 @@ def bench_prompts(
     }
 
 
-def main(json: bool = False) -> int:
-    """`fedbook bench prompts`: the numbers as JSON or as a table."""
-    from json import dumps
-
-    result = bench_prompts()
-    if json:
-        print(dumps(result))
-        return 0
+def text(out: dict[str, Any]) -> str:
     ratios = {
         "cached": 1.0,
-        "uncached": result["cached_vs_uncached"],
-        "bare": result["cached_vs_bare_timm"],
+        "uncached": out["cached_vs_uncached"],
+        "bare": out["cached_vs_bare_timm"],
     }
     labels = {
         "cached": "FedGC step, stage 1 kept",
         "uncached": "the same without",
         "bare": "bare timm, same tokens",
     }
-    print(f"{'':26}{'images/s':>10}  kept is ... times as fast")
-    for name, speed in result["images_per_second"].items():
-        print(f"{labels[name]:26}{speed:10.0f}  {ratios[name]:.2f}")
-    return 0
+    lines = [f"{'':26}{'images/s':>10}  kept is ... times as fast"]
+    for name, speed in out["images_per_second"].items():
+        lines.append(f"{labels[name]:26}{speed:10.0f}  {ratios[name]:.2f}")
+    return "\n".join(lines)
 
 
 def _steps(batch: int, prompts: int, backbone: str | nn.Module) -> dict[str, Callable[[], None]]:
@@ -101,17 +85,3 @@ def _steps(batch: int, prompts: int, backbone: str | nn.Module) -> dict[str, Cal
         F.cross_entropy(head(vit.norm(vit.blocks(tokens))[:, 0]), y).backward()
 
     return {"cached": lambda: step(cls=cls), "uncached": step, "bare": bare}
-
-
-def interleave(
-    steps: dict[str, Callable[[], None]], repeats: int, warm_up: int = 5
-) -> dict[str, list[float]]:
-    """Seconds of each step, taken in turns so that a busy machine slows all of them alike."""
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for i in range(warm_up + repeats):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            step()
-            if i >= warm_up:
-                seconds[name].append(time.perf_counter() - start)
-    return seconds
