@@ -327,7 +327,7 @@ def bench(args: argparse.Namespace) -> int:
     """Speed and memory: both engines, other libraries, growth, the limit, single steps."""
     from fedbook.bench import measure
 
-    out, said = measure(args.what, args.figures)
+    out, said = measure(args.what, args.figures, args.markdown)
     show(out) if args.json else print(said)
     return 0
 
@@ -446,6 +446,9 @@ def parser(command: str = "") -> argparse.ArgumentParser:
     help = "both engines, other libraries, growth, the limit; a step with prompts, of the index"
     p.add_argument("what", nargs="?", choices=what, default="engines", help=help)
     p.add_argument("--figures", metavar="DIR", help="where pictures of the growth go")
+    p.add_argument(
+        "--markdown", action="store_true", help="engines and peers as a table for a page"
+    )
     p = add("lab", lab, "fedbook lab", results=False)
     p.add_argument("rest", nargs=argparse.REMAINDER, help="passed on to jupyter lab")
     p = add("pretrain", pretrain, "fedbook pretrain vit", results=False)

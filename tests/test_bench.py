@@ -64,6 +64,8 @@ def test_engines_are_compared_on_the_same_work():
     assert cell["rate"]["loop"] * cell["seconds"]["loop"] == pytest.approx(3 * work)
     assert cell["repeats"] == 2 and set(cell["seconds"]) == {"loop", "channels_last", "lockstep"}
     assert f"{cell['speedup']:.2f}" in engines.text(out) and "%" in engines.limit_text(out)
+    rows = engines.markdown(out).splitlines()
+    assert rows[0].count("|") == rows[1].count("|") == rows[2].count("|") == 6
 
 
 def test_every_network_of_the_table_can_be_stacked():
@@ -114,6 +116,7 @@ def test_a_missing_library_is_a_line(monkeypatch):
     out = peers.bench_peers(("fedbook", "pfl"))
     assert out["missing"] == ["pfl"] and out["same_accuracy"]
     assert "pfl: skipped, not installed" in peers.text(out)
+    assert "| fedbook | 2.00 | 1.00 | 1.00 | 10 | 0.500 |" in peers.markdown(out)
 
 
 def test_the_job_of_the_peers_is_what_the_page_says(monkeypatch):

@@ -11,13 +11,15 @@ from typing import Any
 WHAT = ("engines", "peers", "growth", "limit", "prompts", "index", "bare")
 
 
-def measure(what: str, figures: str | None = None) -> tuple[dict[str, Any], str]:
+def measure(
+    what: str, figures: str | None = None, markdown: bool = False
+) -> tuple[dict[str, Any], str]:
     """The numbers of one benchmark, and the same as text; `figures` is where pictures go."""
     if what == "engines":
         from fedbook.bench import engines
 
         out = engines.bench_engines()
-        return out, engines.text(out)
+        return out, engines.markdown(out) if markdown else engines.text(out)
     if what == "limit":
         from fedbook.bench import engines
 
@@ -27,7 +29,7 @@ def measure(what: str, figures: str | None = None) -> tuple[dict[str, Any], str]
         from fedbook.bench import peers
 
         out = peers.bench_peers()
-        return out, peers.text(out)
+        return out, peers.markdown(out) if markdown else peers.text(out)
     if what == "growth":
         from fedbook.bench import growth
         from fedbook.results import default_folder

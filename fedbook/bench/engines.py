@@ -182,6 +182,24 @@ def text(out: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def markdown(out: dict[str, Any]) -> str:
+    """One row per network: how many times as fast as the loop lock-step is."""
+    columns = list(dict.fromkeys((c["batch"], c["participants"]) for c in out["cells"]))
+    rate = out["product_rate"]
+    named = [f"batch {b}, {p} clients" for b, p in columns]
+    lines = ["| network | weights | " + " | ".join(named) + " | of the limit, loop | lock-step |"]
+    lines.append("|---|" + "---:|" * (len(columns) + 3))
+    for label in dict.fromkeys(c["net"] for c in out["cells"]):
+        own = [c for c in out["cells"] if c["net"] == label]
+        cells = [f"{c['speedup']:.2f}" for c in own]
+        shares = [f"{own[0]['rate'][e] / rate:.0%}" for e in ("loop", "lockstep")]
+        lines.append(
+            "| " + " | ".join([label, f"{own[0]['parameters']:,}", *cells, *shares]) + " |"
+        )
+    note = f"{out['threads']} threads, matrix product {rate / 1e9:.0f} GFLOP/s; shares of the"
+    return "\n".join([*lines, "", f"{note} first column's batch and clients."])
+
+
 def bench_limit(threads: int | None = None, budget: float = 8.0) -> dict[str, Any]:
     """The same for ten participants, as shares of the machine's matrix-product rate."""
     return bench_engines(threads=threads, budget=budget, participants=(10,))

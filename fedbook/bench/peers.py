@@ -192,8 +192,11 @@ def run_flower(fed: Any, model: Any, mark: Mark) -> Any:
         result = strategy.start(grid=grid, initial_arrays=start, num_rounds=ROUNDS)
         kept["state"] = result.arrays.to_torch_state_dict()
 
-    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-    run_simulation(server, client, CLIENTS, backend_config=resources)
+    backend = {
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        "init_args": {"include_dashboard": False},
+    }
+    run_simulation(server, client, CLIENTS, backend_config=backend)  # type: ignore[arg-type]
     model.load_state_dict(kept["state"])
     return model
 
@@ -277,6 +280,18 @@ def text(out: dict[str, Any]) -> str:
         lines.append(f"{name}: skipped, not installed (pip install 'fedbook[bench]')")
     if not out["same_accuracy"]:
         lines.append(f"accuracies differ by more than {TOLERANCE}: not the same job")
+    return "\n".join(lines)
+
+
+def markdown(out: dict[str, Any]) -> str:
+    runs = [r for r in out["runs"] if "wall" in r]
+    ours = runs[0]
+    lines = ["| | CPU s per round | times ours | wall, times ours | start-up s | accuracy |"]
+    lines.append("|---|---:|---:|---:|---:|---:|")
+    for r in runs:
+        cells = [r["name"], f"{r['cpu']:.2f}", f"{r['cpu'] / ours['cpu']:.2f}"]
+        cells += [f"{r['wall'] / ours['wall']:.2f}", f"{r['start']:.0f}", f"{r['accuracy']:.3f}"]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

@@ -112,11 +112,11 @@ class Stack:
 
     def begin(self, starts: list[Params], training: bool = True) -> Stack:
         """Clients with these parameters, copied."""
-        self._twin.train(training)
+        if self._twin.training != training:
+            self._twin.train(training)
         self.params = {}
-        for name, p in self.model.named_parameters():
-            if p.requires_grad:
-                self.params[name] = nn.Parameter(stacked([s[name] for s in starts]))
+        for name in starts[0]:
+            self.params[name] = nn.Parameter(stacked([s[name] for s in starts]))
         return self
 
     def end(self) -> None:

@@ -128,7 +128,8 @@ class Lockstep:
             if len(outcome.params) < len(run._live):  # buffers
                 run._turn(report, t, "train")
             run.load(outcome.params)
-            run.model.train()
+            if not run.model.training:  # a walk through all modules
+                run.model.train()
             torch.manual_seed(stream(run.seed, "dropout", t, report.id))  # as the loop leaves it
             yield run._end(local, report, (outcome.loss, outcome.acc), traffic)
 

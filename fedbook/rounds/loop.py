@@ -66,6 +66,8 @@ class Simulation:
         self.federation = federation.to(device.torch)
         self.model = self._adapt(own_copy(model, device.torch))
         self._live = shared_state(self.model)  # views of the resident model, written in place
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self._trained: list[Tensor] = list(trained)
         self._kept: list[str] = []
         if method.personal is not None:
             keeps = method.personal.keeps
@@ -393,7 +395,7 @@ class Simulation:
         """The client's loss and accuracy as numbers; divergence stops the run and leaves the last
         good checkpoint.
         """
-        norms = torch._foreach_norm([p for p in self.model.parameters() if p.requires_grad])
+        norms = torch._foreach_norm(self._trained)
         loss, acc, norm = torch.stack([*outcome, torch.stack(norms).sum()]).tolist()
         if not (math.isfinite(norm) and abs(loss) < EXPLODED):
             raise FedbookError(
