@@ -148,6 +148,7 @@ class Experiment:
             "data": _plain(federation.provenance),
             "versions": versions(),
             "device": str(run.device.torch),
+            "engine": run.engine,
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "seconds": round(time.perf_counter() - began, 3),
             "metrics": _plain(found),

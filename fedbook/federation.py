@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from fedbook.data import Dataset
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Client:
     """One participant: where its samples lie in the federation's tensors, and which type (domain)
-    it belongs to.
+    it belongs to. The index arrays of many clients may be views of one.
     """
 
     id: int
@@ -110,12 +110,19 @@ class Federation:
                     f"client {c.id} has type {c.type}, there are {len(self.type_names)} types",
                     "name every type",
                 )
-            both = torch.cat([c.train, c.test])
-            if int(both.min()) < 0 or int(both.max()) >= len(self.y):
-                raise FedbookError(
-                    f"client {c.id} points at sample {int(both.max())} of {len(self.y)}",
-                    "indices are global, from 0",
-                )
+        every = torch.cat(list(self._index_arrays().values()))
+        if int(every.min()) < 0 or int(every.max()) >= len(self.y):
+            for c in self.clients:
+                both = torch.cat([c.train, c.test])
+                if int(both.min()) < 0 or int(both.max()) >= len(self.y):
+                    raise FedbookError(
+                        f"client {c.id} points at sample {int(both.max())} of {len(self.y)}",
+                        "indices are global, from 0",
+                    )
+
+    def _index_arrays(self) -> dict[int, Tensor]:
+        """The clients' index arrays by their identity; shared test sets come once."""
+        return {id(t): t for c in self.clients for t in (c.train, c.test)}
 
     # -- what it is --------------------------------------------------------------------------------
     def __len__(self) -> int:
@@ -189,10 +196,15 @@ class Federation:
 
     def to(self, device: str | torch.device) -> Federation:
         """The same federation with its tensors on another device."""
-        clients = tuple(
-            dataclasses.replace(c, train=c.train.to(device), test=c.test.to(device))
-            for c in self.clients
-        )
+        if torch.device(device) == self.device == self.clients[0].train.device:
+            return self
+        arrays = self._index_arrays()
+        there = dict(zip(arrays, views(list(arrays.values()), device)))
+        moved = []
+        for c in self.clients:
+            train, test = there[id(c.train)], there[id(c.test)]
+            moved.append(dataclasses.replace(c, train=train, test=test))
+        clients = tuple(moved)
         return dataclasses.replace(self, x=self.x.to(device), y=self.y.to(device), clients=clients)
 
     # -- other federations from this one -----------------------------------------------------------
@@ -372,13 +384,13 @@ class Federation:
         """
         from fedbook.data import partition
 
-        parts = [torch.as_tensor(np.asarray(p), dtype=torch.int64) for p in train]
+        parts = views(train)
         for i, p in enumerate(parts):
             if not len(p):
                 raise FedbookError(
                     f"client {i} has no training sample", "lower the number of clients"
                 )
-        types = [int(torch.bincount(dataset.domain[p]).argmax()) for p in parts]
+        types = most_frequent(dataset.domain, parts)
         rows: Any = dataset.test
         if isinstance(test, str) and test.startswith("unused"):
             left = np.setdiff1d(
@@ -406,11 +418,13 @@ class Federation:
         else:
             known = "'domain', 'split', 'match', 'unused', 'unused_match' or index arrays"
             raise FedbookError(f"test must be {known}, got {test!r}", "try 'match'")
-        chosen = [torch.as_tensor(np.asarray(t), dtype=torch.int64) for t in found]
-        if len(chosen) != len(parts):
+        if len(found) != len(parts):
             raise FedbookError(
-                f"{len(parts)} clients but {len(chosen)} test sets came", "give one per client"
+                f"{len(parts)} clients but {len(found)} test sets came", "give one per client"
             )
+        distinct = {id(t): t for t in found}  # clients may share one
+        held = dict(zip(distinct, views(list(distinct.values()))))
+        chosen = [held[id(t)] for t in found]
         clients = tuple(Client(i, t, p, q) for i, (t, p, q) in enumerate(zip(types, parts, chosen)))
         return cls(
             dataset.x,
@@ -489,6 +503,31 @@ class Federation:
         from fedbook.data import from_folders
 
         return federate(from_folders(root, size=size), how, **options)
+
+
+def views(arrays: Sequence[Any], device: str | torch.device = "cpu") -> tuple[Tensor, ...]:
+    """Index arrays laid one after another in a single tensor, and each as a view of it.
+
+    A hundred thousand small tensors cost more than what they hold; views of one are cheap.
+    """
+    if not arrays:
+        return ()
+    if isinstance(arrays[0], Tensor):
+        flat = torch.cat(list(arrays))
+    else:
+        flat = torch.as_tensor(np.concatenate([np.asarray(a) for a in arrays]))
+    return flat.to(device, torch.int64).split([len(a) for a in arrays])
+
+
+def most_frequent(values: Tensor, parts: Sequence[Tensor]) -> list[int]:
+    """The value that most rows of each part have; of several the smallest."""
+    owner = np.repeat(np.arange(len(parts)), [len(p) for p in parts])
+    kinds = int(values.max()) + 1
+    pairs = owner * kinds + values[torch.cat(list(parts))].numpy()
+    found, count = np.unique(pairs, return_counts=True)
+    best = np.lexsort((found, -count, found // kinds))
+    first = np.searchsorted(found[best] // kinds, np.arange(len(parts)))
+    return (found[best][first] % kinds).tolist()
 
 
 def federate(

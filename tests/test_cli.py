@@ -168,6 +168,7 @@ def test_run_stores_a_line_and_tells_it(call, tmp_path):
     [stored] = Store(tmp_path / "results").load()
     assert stored["key"] == result["key"] and stored["metrics"] == result["metrics"]
     assert {"versions", "device", "seconds", "scale", "seed", "date"} <= set(stored)
+    assert stored["engine"] in ("loop", "lockstep")
     code, out, _ = call(RUN + " --rounds 8 --set lr=0.05")
     assert code == 0 and "avg_client" in out and "MB up" in out
 

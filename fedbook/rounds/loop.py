@@ -18,7 +18,7 @@ from fedbook.federation import Client, Federation
 from fedbook.rounds.checkpoint import Checkpoint
 from fedbook.rounds.device import Device
 from fedbook.rounds.evaluation import Scores, evaluate, precompute
-from fedbook.rounds.lockstep import choose
+from fedbook.rounds.lockstep import Lockstep, choose
 from fedbook.rounds.params import Params, clone, copy_into, shared_state
 from fedbook.rounds.record import Record, Traffic
 from fedbook.rounds.seeds import generator, stream
@@ -66,6 +66,8 @@ class Simulation:
         self.federation = federation.to(device.torch)
         self.model = self._adapt(own_copy(model, device.torch))
         self._live = shared_state(self.model)  # views of the resident model, written in place
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self._trained: list[Tensor] = list(trained)
         self._kept: list[str] = []
         if method.personal is not None:
             keeps = method.personal.keeps
@@ -393,7 +395,7 @@ class Simulation:
         """The client's loss and accuracy as numbers; divergence stops the run and leaves the last
         good checkpoint.
         """
-        norms = torch._foreach_norm([p for p in self.model.parameters() if p.requires_grad])
+        norms = torch._foreach_norm(self._trained)
         loss, acc, norm = torch.stack([*outcome, torch.stack(norms).sum()]).tolist()
         if not (math.isfinite(norm) and abs(loss) < EXPLODED):
             raise FedbookError(
@@ -406,6 +408,8 @@ class Simulation:
 
     def _personal(self, t: int) -> Scores:
         """Every client's own model on its own test samples."""
+        if isinstance(self._engine, Lockstep) and len(self._engine.trained) == len(self._live):
+            return self._engine.personal(t)
         found: dict[str, list[float]] = {name: [] for name in SCORES}
         for c in self.federation.clients:
             scores = self.evaluate(self.personal_model(c, t), [c])
