@@ -48,6 +48,15 @@ class Experiment:
     tail: int = 1
     measures: tuple[Options, ...] = ()
 
+    def __post_init__(self) -> None:
+        for part in ("dataset", "partition", "model", "method"):
+            options = getattr(self, part)
+            if not isinstance(options, dict) or not isinstance(options.get("name"), str):
+                raise FedbookError(
+                    f"{part} must be a name with options, got {options!r}",
+                    f'for example {part}={{"name": "..."}}',
+                )
+
     @cached_property
     def config(self) -> dict[str, Any]:
         """All of it, ready for JSON; the last three only where they differ from their default, so

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,12 +17,18 @@ import torch
 from torch import Tensor
 
 from fedbook.errors import FedbookError
+from fedbook.files import UNREADABLE, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
     from fedbook.data import Dataset
+
+
+FORMAT = 1  # of files that `save` writes; those without a number are of the first
+
+UNNAMED = 100_000  # classes or types that may go without names
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +327,7 @@ class Federation:
                 c.test.cpu().clone(),
             )
         header = {
+            "format": FORMAT,
             "clients": [[c.id, c.type, c.name] for c in self.clients],
             "class_names": self.class_names,
             "type_names": self.type_names,
@@ -329,13 +335,8 @@ class Federation:
             "std": self.std,
             "provenance": self.provenance,
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        try:
+        with write_atomically(path) as part:
             save_file(tensors, part, metadata={"fedbook": json.dumps(header)})
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
         return path
 
     @classmethod
@@ -349,18 +350,20 @@ class Federation:
         try:
             with safe_open(path, "pt") as f:
                 header = json.loads(f.metadata()["fedbook"])
+                if header.get("format", 1) != FORMAT:
+                    raise ValueError(f"format {header['format']}, this fedbook reads {FORMAT}")
                 clients = tuple(
                     Client(id, type_, f.get_tensor(f"train.{i}"), f.get_tensor(f"test.{i}"), name)
                     for i, (id, type_, name) in enumerate(header["clients"])
                 )
                 x, y = f.get_tensor("x"), f.get_tensor("y")
-        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+            moments = [None if header[k] is None else tuple(header[k]) for k in ("mean", "std")]
+            names = tuple(header["class_names"]), tuple(header["type_names"])
+            return cls(x, y, clients, *names, *moments, header["provenance"])
+        except UNREADABLE + (SafetensorError,) as error:
             raise FedbookError(
                 f"{path} is not a whole federation file: {error}", "save it again"
             ) from None
-        mean, std = (tuple(header[k]) if header[k] is not None else None for k in ("mean", "std"))
-        names = tuple(header["class_names"]), tuple(header["type_names"])
-        return cls(x, y, clients, *names, mean, std, header["provenance"])
 
     # -- building one ------------------------------------------------------------------------------
     @classmethod
@@ -458,14 +461,12 @@ class Federation:
         for i, c in enumerate(clients):
             index = []
             for part in ("train", "test"):
-                x, y = c.get(part, ((), ()))
-                x, y = torch.as_tensor(np.asarray(x)), torch.as_tensor(np.asarray(y)).long()
+                x, y = _samples(c.get(part, ((), ())), f"client {i}, {part}")
                 if len(x) != len(y):
                     raise FedbookError(
                         f"client {i}: {len(x)} {part} samples but {len(y)} labels", "one label each"
                     )
                 if len(x):
-                    x = x.float() if x.dtype == torch.float64 else x
                     if xs and x.shape[1:] != xs[0].shape[1:]:
                         raise FedbookError(
                             f"client {i}: samples of shape {tuple(x.shape[1:])}, expected "
@@ -482,6 +483,11 @@ class Federation:
         if not xs:
             raise FedbookError("no samples came", "give at least one client with train=(x, y)")
         y = torch.cat(ys)
+        most = max(int(y.max()), max(c.type for c in built))
+        if most >= UNNAMED and not (class_names and type_names):
+            raise FedbookError(
+                f"label or type {most:,} without names", "number classes and types from 0"
+            )
         names = tuple(class_names or map(str, range(int(y.max()) + 1)))
         types = tuple(type_names or (f"type {t}" for t in range(max(c.type for c in built) + 1)))
         return cls(torch.cat(xs), y, tuple(built), names, types)
@@ -530,6 +536,24 @@ def most_frequent(values: Tensor, parts: Sequence[Tensor]) -> list[int]:
     return (found[best][first] % kinds).tolist()
 
 
+def _samples(pair: Any, whose: str) -> tuple[Tensor, Tensor]:
+    """Samples and labels as tensors: real numbers, and whole ones."""
+    try:
+        x, y = (torch.as_tensor(np.asarray(v)) for v in pair)
+    except (TypeError, ValueError) as error:
+        raise FedbookError(
+            f"{whose} samples are no array of numbers and its labels: {error}",
+            "give train=(x, y) with one shape for all samples",
+        ) from None
+    if x.is_complex() or y.is_complex() or not bool((y == y.long()).all()):
+        raise FedbookError(
+            f"{whose} labels must be whole numbers, got {y.dtype} values such as "
+            f"{y[y != y.long()][:1].tolist()}",
+            "number the classes from 0",
+        )
+    return x.float() if x.dtype == torch.float64 else x, y.long()
+
+
 def federate(
     dataset: Dataset,
     how: str = "by_domain",
@@ -551,6 +575,8 @@ def federate(
     """
     from fedbook.data import partition
 
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise FedbookError(f"seed must be a whole number of at least 0, got {seed!r}", "try seed=0")
     note = {
         "partition": {"name": how, "seed": seed, **json.loads(json.dumps(options, default=list))}
     }

@@ -50,6 +50,14 @@ def test_a_truncated_federation_file_is_refused(images, tmp_path):
         Federation.load(tmp_path / "none")
 
 
+def test_a_federation_file_carries_its_format(images, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedbook.federation.FORMAT", 2)
+    path = images.save(tmp_path / "f.safetensors")
+    monkeypatch.undo()
+    with pytest.raises(FedbookError, match="format 2, this fedbook reads 1"):
+        Federation.load(path)
+
+
 def test_fingerprints_tell_samples_from_clients(toy):
     fewer = dataclasses.replace(toy, clients=toy.clients[:3])
     assert fewer.data_fingerprint == toy.data_fingerprint and fewer.fingerprint != toy.fingerprint

@@ -16,6 +16,7 @@ from fedbook.papers.fedgcr import scales as fedgcr
 from fedbook.papers.reproduce import Estimate, overview
 from fedbook.papers.rows import Row, read_csv, read_rows
 from fedbook.papers.spec import ordering, tolerance
+from fedbook.papers.tune import best, scores, trial
 from fedbook.results import Store
 
 ROOT = Path(__file__).parents[1]
@@ -426,6 +427,37 @@ def test_stored_results_are_still_found(key):
             if run.result is not None:
                 found.add(run.experiment.key)
     assert len(found) >= STORED[key]
+
+
+@pytest.mark.parametrize("key", papers.PAPERS)
+def test_every_stored_key_is_asked_for(key):
+    """A stored run that no table, figure or grid asks for would be carried along unseen."""
+    paper = papers.PAPERS[key]
+    asked: dict[str, set[str]] = {}
+    for scale in ("laptop", "paper"):
+        for spec in paper.specs.values():
+            for run in spec.plan(scale, 5):
+                asked.setdefault(run.experiment.key, set()).add(spec.id)
+    stored = Store(ROOT / "results").load()
+    mine = [r for r in stored if r["spec"].startswith(f"{key}/") and r["spec"] != f"{key}/grid"]
+    assert mine and [r["key"] for r in mine if r["key"] not in asked] == []
+
+
+@pytest.mark.parametrize("key", papers.PAPERS)
+def test_every_stored_trial_is_asked_for(key):
+    paper = papers.PAPERS[key]
+    if paper.grid is None:
+        pytest.skip("nothing is tuned")
+    results = Store(ROOT / "results").keys()
+    asked = set()
+    for method, tried in scores(paper, "laptop", results).items():
+        first = paper.grid.first(method)
+        options = first + (paper.grid.second(method, best(tried)) if len(tried) else [])
+        for o in options:
+            for setting in paper.grid.on:
+                asked.add(trial(paper, "laptop", method, o, setting).key)
+    mine = [k for k, r in results.items() if r["spec"] == f"{key}/grid"]
+    assert [k for k in mine if k not in asked] == []
 
 
 def test_what_is_stored_has_one_shape():

@@ -653,7 +653,7 @@ def split(dataset: Any, rows: Any, how: str, seed: int = 0, **options: Any) -> P
             )
             return pachinko(dataset.y, dataset.extra["coarse"], seed=seed, **options)
         return HOW[how](dataset.y, seed=seed, **options)
-    except TypeError as error:
+    except (TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
         raise FedbookError(
             f"{how}: {str(error).split('() ')[-1]}", f"see help(fedbook.data.partition.{how})"
         ) from error
@@ -672,7 +672,7 @@ HOW: dict[str, Any] = {
 # helpers
 
 
-def _require(condition: bool, message: str, hint: str = "") -> None:
+def _require(condition: bool, message: str, hint: str = "see help(fedbook.data.partition)") -> None:
     if not condition:
         raise FedbookError(message, hint)
 

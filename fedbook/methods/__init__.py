@@ -56,8 +56,12 @@ class UnknownOption(FedbookError):
     def __init__(self, method: str, option: str, known: Iterable[str]) -> None:
         told = unknown(f"option of {method}", option, known)
         super().__init__(told.message, told.hint)
+        self.method = method
         self.option = option
         self.known = list(known)
+
+    def __reduce__(self) -> Any:
+        return UnknownOption, (self.method, self.option, self.known)
 
 
 def names() -> list[str]:
@@ -96,7 +100,7 @@ def get(name: str, quirks: Iterable[str] = (), **settings: Any) -> Method:
     except UnknownOption as error:  # of the method it passes its options on to
         known = dict.fromkeys([*options(name), *error.known])
         raise UnknownOption(name, error.option, known) from None
-    except TypeError as error:
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
         known = options(name)
         wrong = [s for s in settings if s not in known]
         if wrong:

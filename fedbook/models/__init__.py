@@ -51,6 +51,13 @@ def build(name: str, federation: Federation, seed: int = 0, **options: Any) -> n
             raise FedbookError(
                 f"model {name!r} has no option {sorted(wrong)}", f"it takes {sorted(allowed)}"
             )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return builder(federation, **options)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return builder(federation, **options)
+    except (TypeError, ValueError, RuntimeError, ArithmeticError, LookupError) as error:
+        raise FedbookError(
+            f"model {name!r} cannot be built with {options} for inputs of shape "
+            f"{federation.input_shape}: {error}",
+            f"see help(fedbook.models) and its options {sorted(allowed)}",
+        ) from error

@@ -125,17 +125,22 @@ def _outcomes(
             yield id, e, _attempt(e)
         return
     context = multiprocessing.get_context("spawn")
+    others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(min(jobs, len(todo)), context, initializer=_one_thread)
     try:
         pending = {pool.submit(_attempt, e): (id, e) for id, e in todo}
+        died = False
         for future in as_completed(pending):
-            yield (*pending[future], future.result())
-    except BrokenProcessPool:
-        hint = "run again with --jobs 1; finished runs are kept"
-        raise FedbookError("a worker process died (out of memory?)", hint) from None
+            if isinstance(future.exception(), BrokenProcessPool):
+                died = True  # what others have finished is still to come
+            else:
+                yield (*pending[future], future.result())
+        if died:
+            hint = "run again with --jobs 1; finished runs are kept"
+            raise FedbookError("a worker process died (out of memory?)", hint)
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
-        for child in multiprocessing.active_children():
+        for child in set(multiprocessing.active_children()) - others:
             child.terminate()
         raise
     finally:

@@ -50,11 +50,20 @@ class Simulation:
         quiet: bool,
         engine: str,
     ) -> None:
-        numbers = {"rounds": rounds, "evaluate_every": evaluate_every}
-        for name, value in (numbers | {"checkpoint_every": checkpoint_every}).items():
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        for what, kind in ((method, Method), (federation, Federation), (model, nn.Module)):
+            if not isinstance(what, kind):
                 raise FedbookError(
-                    f"{name} must be a whole number of at least 1, got {value!r}", f"try {name}=10"
+                    f"simulate takes a method, a federation and a model, got {what!r}",
+                    'simulate(methods.get("fedavg"), federation, models.build("cnn", federation))',
+                )
+        numbers = {"rounds": rounds, "evaluate_every": evaluate_every}
+        numbers |= {"checkpoint_every": checkpoint_every, "seed": seed}
+        for name, value in numbers.items():
+            least = 0 if name == "seed" else 1
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise FedbookError(
+                    f"{name} must be a whole number of at least {least}, got {value!r}",
+                    f"try {name}=10",
                 )
         self.method = method
         self.rounds = rounds
@@ -76,6 +85,7 @@ class Simulation:
         self._initial: Params = {name: start.pop(name) for name in self._kept}
         self.params: Params = start
         self.precomputed = precompute(self.model, self.federation)
+        self._try()
         self.state: dict[str, State] = {}
         for slot, stage in method.stages().items():
             self.state[slot] = stage.init(self.federation, self.model)
@@ -108,6 +118,34 @@ class Simulation:
                 "the model has no trainable parameter", "unfreeze its head or add prompts"
             )
         return self.device.place(model)
+
+    @torch.no_grad()
+    def _try(self) -> None:
+        """Ask the model about one sample: what cannot answer is refused before anything starts."""
+        if self.federation.x.is_meta:
+            return
+        index = self.federation.clients[0].train[:1]
+        known = {name: t[index] for name, t in self.precomputed.items()}
+        self.model.eval()
+        try:
+            logits = self.model(self.device.images(self.federation.inputs(index)), **known)
+            fits = logits.ndim == 2 and logits.shape[1] >= self.federation.num_classes
+        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+            raise FedbookError(
+                f"the model cannot take samples of shape {self.federation.input_shape}: {error}",
+                "build it for this federation: models.build(name, federation)",
+            ) from error
+        if not fits:
+            raise FedbookError(
+                f"the model answers with shape {tuple(logits.shape)}, there are "
+                f"{self.federation.num_classes} classes",
+                "it needs one logit per class and sample",
+            )
+        if not bool(logits.isfinite().all()):
+            raise FedbookError(
+                "the model's answer to the first sample is not a number, before any training",
+                "look for NaN in its weights and in the data",
+            )
 
     # -- iterating ---------------------------------------------------------------------------------
     def __iter__(self) -> Iterator[Record]:
@@ -468,11 +506,17 @@ class Simulation:
         if found is None:
             return
         state, records = found
-        self.params = state["params"]
-        self._initial = state["initial"]
-        self.state = state["state"]
-        self.memory = {int(id): m for id, m in state["memory"].items()}
-        self.records = [Record.from_json(r) for r in records]
+        try:
+            copy_into(self.params, state["params"])
+            self._initial = state["initial"]
+            self.state = state["state"]
+            self.memory = {int(id): m for id, m in state["memory"].items()}
+            self.records = [Record.from_json(r) for r in records]
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise FedbookError(
+                f"the checkpoint in {self._checkpoint.folder} has another shape: {error!r}",
+                "go on with the fedbook that wrote it, or delete the folder",
+            ) from None
         self._saved = len(self.records)
         if self.records and self.records[-1].round > self.rounds:
             raise FedbookError(
