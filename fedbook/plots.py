@@ -258,6 +258,20 @@ def points(
     return ax
 
 
+def legend_outside(fig: Figure, axes: Sequence[Axes], title: str = "") -> None:
+    """One legend for all panels, below them: what each label looks like, once."""
+    shown: dict[str, Any] = {}
+    for ax in axes:
+        for handle, label in zip(*ax.get_legend_handles_labels()):
+            shown.setdefault(label, handle)
+        if (legend := ax.get_legend()) is not None:
+            legend.remove()
+    if shown:
+        columns = min(len(shown), max(2, int(fig.get_figwidth() / 1.7)))
+        where: dict[str, Any] = {"loc": "outside lower center", "ncols": columns}
+        fig.legend(shown.values(), shown.keys(), title=title or None, fontsize=7, **where)
+
+
 def panels(count: int, width: float = 4.4, height: float = 3.2) -> tuple[Figure, list[Axes]]:
     """A figure with that many axes side by side, at most three in a row."""
     with style() as plt:
