@@ -148,22 +148,29 @@ def test_wandb_offline_can_be_read_back(toy, tmp_path, monkeypatch):
 
 
 def wandb_history(file: Path):
-    """The rows of an offline file of Weights & Biases."""
+    """The rows of an offline file of Weights & Biases: a LevelDB log of protocol buffers."""
     import json
 
     from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
 
-    store = DataStore()
-    store.open_for_scan(str(file))
-    rows = []
-    while (data := store.scan_data()) is not None:
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        if record.WhichOneof("record_type") == "history":
-            items = record.history.item
-            names = ["/".join(i.nested_key) if i.nested_key else i.key for i in items]
-            rows.append({n: json.loads(i.value_json) for n, i in zip(names, items)})
+    data = file.read_bytes()
+    assert data[:4] == b":W&B"
+    rows, at, whole = [], 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:  # no header fits into the rest of a block
+            at += 32768 - at % 32768
+            continue
+        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # a full record, or the last part of one
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(whole)
+            whole = b""
+            if record.WhichOneof("record_type") == "history":
+                items = record.history.item
+                names = ["/".join(i.nested_key) or i.key for i in items]
+                rows.append({n: json.loads(i.value_json) for n, i in zip(names, items)})
     return rows
 
 
