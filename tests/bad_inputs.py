@@ -79,6 +79,8 @@ COMMANDS = {
     "checkpoint is a file": RUN + " --checkpoint {packs}/file",
     "no such device": RUN + " --device cuda:77",
     "no such kind of device": RUN + " --device abacus",
+    "unknown partition, dry": RUN + " --dry-run --partition by_magic",
+    "wrong option of a partition, dry": RUN + " --dry-run --partition iid --set partition.k=1",
     "no format for a file": "reproduce fgpt/table2 -o table.xls",
     "unknown format": "reproduce fgpt/table2 --format word",
     "unknown scale": "reproduce --scale huge",

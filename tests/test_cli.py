@@ -140,13 +140,15 @@ def test_run_is_deterministic_and_resumes(call, tmp_path):
 
 
 def test_dry_run_prints_the_settings_and_trains_nothing(call, tmp_path):
-    code, out, _ = call(RUN + " --dry-run --partition iid --set partition.clients=4")
+    code, out, _ = call(RUN + " --dry-run --json --partition iid --set partition.clients=4")
     plan = json.loads(out)
     assert (
         code == 0 and plan["clients"]["train"] == [32] * 4 and plan["stages"]["solve"]["lr"] == 0.1
     )
     assert not (tmp_path / "results").exists()
-    code, out, _ = call("run fedavg pacs --scale paper --dry-run")
+    code, out, _ = call(RUN + " --dry-run --partition iid --set partition.clients=4")
+    assert "4 of 1 types, 32 to 32 training samples" in out and "TFLOP" in out
+    code, out, _ = call("run fedavg pacs --scale paper --dry-run --json")
     config = json.loads(out)["config"]
     assert (config["rounds"], config["method"]["lr"], config["dataset"]["size"]) == (50, 1e-3, 224)
 
@@ -318,7 +320,7 @@ def test_domains_come_from_the_catalogue(name, monkeypatch, tmp_path):
 
 def test_patients_and_roles_are_clients(call):
     for name, clients in (("ecg_offline", 12), ("roles_offline", 8)):
-        plan = json.loads(call(f"run fedavg {name} --dry-run")[1])
+        plan = json.loads(call(f"run fedavg {name} --dry-run --json")[1])
         assert plan["clients"]["number"] == len(set(plan["clients"]["types"])) == clients
     code, out, err = call("run fedavg ecg_offline --rounds 1 --quiet")
     assert code == 0 and "avg_client" in out, err

@@ -315,22 +315,56 @@ def test_experiments_differ_where_rows_differ():
 
 
 def test_every_method_has_a_look_of_its_own():
-    keys = (
-        "fedavg fedavgm feddyn moon fedlc fediir afl q_ffl term harmofl fedsam fedmix local "
-        "per_fedavg pfedme "
-    )
-    keys += "lg_fedavg pt_fedavg pfedhn fed_dualprompt fedgcr client2vec grp_fed fgpt"
-    assert list(plots.METHODS) == keys.split()
+    from fedbook import methods
+
     looks = [
-        tuple(plots.look(m)[k] for k in ("color", "marker", "linestyle"))
-        for m in (*plots.METHODS, *plots.RELATIVES)
+        tuple(plots.look(m)[k] for k in ("color", "marker", "linestyle")) for m in plots.METHODS
     ]
     assert len(set(looks)) == len(looks)
-    assert {look[0] for look in looks} <= set(plots.OKABE_ITO)
-    assert {r.method for s in papers.specs().values() for r in s.rows} <= {
-        *plots.METHODS,
-        *plots.RELATIVES,
-    }
+    assert {look[0] for look in looks} <= {*plots.OKABE_ITO, plots.GREY} - {plots.YELLOW}
+    assert set(methods.names()) <= set(plots.METHODS)
+    assert {r.method for s in papers.specs().values() for r in s.rows} <= set(plots.METHODS)
+
+
+@pytest.mark.parametrize("id", [s.id for s in papers.specs().values() if s.rows])
+def test_no_two_methods_of_a_figure_look_alike(id):
+    shown = {r.method for r in papers.get(id).rows}
+    for part in ("color", "marker", "label"):
+        found = [plots.look(m)[part] for m in sorted(shown)]
+        assert len(set(found)) == len(found), (part, shown)
+
+
+def test_points_of_categories_are_not_joined_and_carry_their_seeds():
+    import matplotlib.pyplot as plt
+
+    fig, ax = plt.subplots()
+    found = {"fedavg": {"a": [1.0, 3.0], "b": [2.0]}, "fedgcr": {"b": [5.0, 5.0]}}
+    plots.dodged(found, ["a", "b"], ["first", "second"], ax)
+    assert all(line.get_linestyle() == "None" for line in ax.lines if line.get_label()[0] != "_")
+    bars = [c for container in ax.containers for c in container[2]]
+    ends = bars[0].get_segments()
+    assert ends[0][:, 1].tolist() == [1.0, 3.0] and ends[1][:, 1].tolist() == [2.0, 2.0]
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["first", "second"]
+    assert plots.over_seeds([[0.1, 0.1, 0.1]])[1] == [[0.0], [0.0]]
+    plt.close(fig)
+
+
+def test_legends_lie_outside_and_cut_axes_are_marked():
+    fig, axes = plots.panels(2)
+    for ax, low in zip(axes, (0, 40)):
+        plots.curves({"fedavg": [[50, 60]], "fedgcr": [[45, 70]]}, [1, 2], ax=ax)
+        ax.set_ylim(low, 80)
+    before = [len(ax.lines) for ax in axes]
+    plots.legend_outside(fig, axes)
+    assert [ax.get_legend() for ax in axes] == [None, None] and len(fig.legends) == 1
+    assert [t.get_text() for t in fig.legends[0].get_texts()] == ["FedAvg", "FedGCR"]
+    assert [len(ax.lines) - n for ax, n in zip(axes, before)] == [0, 2]
+    fig.canvas.draw()
+    box = fig.legends[0].get_window_extent()
+    assert not any(box.overlaps(ax.get_window_extent()) for ax in axes)
+    alone = plots.curves({"fedavg": [[1, 2]]}, [1, 2])
+    alone.figure.canvas.draw()
+    assert not alone.get_legend().get_window_extent().overlaps(alone.get_window_extent())
 
 
 def test_a_figure_is_saved_whole_with_its_description(tmp_path):
@@ -347,6 +381,7 @@ def test_a_figure_is_saved_whole_with_its_description(tmp_path):
     assert {p.suffix for p in paths} == {".png", ".pdf"} and all(
         p.stat().st_size > 1000 for p in paths
     )
+    assert Image.open(paths[0]).info["dpi"] == pytest.approx((200, 200), abs=0.1)
     assert Image.open(paths[0]).info["Description"] == "two lines that rise"
     assert (tmp_path / "figures" / "demo.txt").read_text() == "two lines that rise\n"
     (tmp_path / "file").write_text("")

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedbook import own
 from fedbook.errors import FedbookError
 from fedbook.federation import Federation
 from fedbook.models import convnets
@@ -37,7 +38,7 @@ def build(name: str, federation: Federation, seed: int = 0, **options: Any) -> n
     """A model for this federation's inputs and classes; the same seed gives the same initial
     weights.
     """
-    known = builders()
+    known = {name: own.load(name)} if own.is_own(name) else builders()
     if name not in known:
         near = difflib.get_close_matches(name, known, 1)
         raise FedbookError(

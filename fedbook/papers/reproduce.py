@@ -291,11 +291,11 @@ def _agreement(rep: dict[str, Any]) -> str:
         off = [name for name, kind in zip(off, kinds) if kind == "differs"]
         said = f"reproduced: {kinds.count('reproduced')} numbers; differ: {len(off)}"
         return f"{said} ({'; '.join(off)})" if off else said
-    order = rep["ordering"]
-    if not order["pairs"]:
+    if not any(r["ours"] is not None for r in rep["rows"]):
         return ""
-    agree = f"{order['agree']} of {order['pairs']} pairs of methods as in print"
-    return f"ordering: {agree}; the numbers are not comparable ({rep['scale']})"
+    order = rep["ordering"]
+    same = f"ordering: {order['agree']} of {order['pairs']} pairs of methods as in print; "
+    return (same if order["pairs"] else "") + f"values: not comparable ({rep['scale']})"
 
 
 def _pm(value: float | None, spread: float | None, digits: int) -> str:

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCORES = ("loss", "acc", "f1")
+Watcher = Callable[..., Any]  # of the run and a record; True stops the run
 EXPLODED = 1e6  # a mean training loss beyond this is reported as divergence
 
 
@@ -49,6 +50,7 @@ class Simulation:
         evaluate_every: int,
         quiet: bool,
         engine: str,
+        callbacks: Sequence[Watcher] = (),
     ) -> None:
         for what, kind in ((method, Method), (federation, Federation), (model, nn.Module)):
             if not isinstance(what, kind):
@@ -70,6 +72,7 @@ class Simulation:
         self.seed = seed
         self.device = device
         self.quiet = quiet
+        self.callbacks = tuple(callbacks)
         self._every = evaluate_every
         self._checkpoint_every = checkpoint_every
         self.federation = federation.to(device.torch)
@@ -149,6 +152,21 @@ class Simulation:
 
     # -- iterating ---------------------------------------------------------------------------------
     def __iter__(self) -> Iterator[Record]:
+        for watcher in self.callbacks:
+            getattr(watcher, "begin", _nothing)(self)
+        try:
+            for record in self._rounds():
+                told = [watcher(self, record) for watcher in self.callbacks]
+                yield record
+                if any(answer is True for answer in told):
+                    break
+        finally:
+            for watcher in self.callbacks:
+                getattr(watcher, "end", _nothing)(self)
+        self.load(self.params)
+
+    def _rounds(self) -> Iterator[Record]:
+        """The rounds that were resumed, then those to come."""
         from tqdm.auto import tqdm
 
         yield from list(self.records)
@@ -170,7 +188,6 @@ class Simulation:
             if record.accuracy is not None:
                 bar.set_postfix(accuracy=f"{record.accuracy:.3f}")
             yield record
-        self.load(self.params)
 
     def run(self) -> Simulation:
         """All rounds, to the end."""
@@ -526,6 +543,10 @@ class Simulation:
         self.load(self.params)
 
 
+def _nothing(run: Simulation) -> None:
+    """For callbacks that do not ask to be told of the beginning or the end."""
+
+
 def own_copy(model: nn.Module, device: torch.device) -> nn.Module:
     """A model that may be trained while the caller's stays as it is.
 
@@ -550,6 +571,7 @@ def simulate(
     evaluate_every: int = 1,
     quiet: bool = False,
     engine: str = "auto",
+    callbacks: Sequence[Watcher] = (),
 ) -> Simulation:
     """Run a method on a federation.
 
@@ -561,6 +583,7 @@ def simulate(
     Afterwards `run.model` holds the final global weights and `run.frame()` every client's scores.
     The model passed in stays as it is. `engine="loop"` trains the participants one after another,
     "lockstep" all together where the method and the model allow it; "auto" takes the faster.
+    `callbacks` are functions of the run and each record, or loggers of `fedbook.callbacks`.
     """
     return Simulation(
         method,
@@ -574,4 +597,5 @@ def simulate(
         evaluate_every=evaluate_every,
         quiet=quiet,
         engine=engine,
+        callbacks=callbacks,
     )

@@ -5,10 +5,16 @@ from __future__ import annotations
 from itertools import product
 from pathlib import Path
 
-from fedbook.papers.draw import sorted_clients
 from fedbook.papers.fedgcr import measures as measures
 from fedbook.papers.fedgcr.claims import CLAIMS
-from fedbook.papers.fedgcr.figures import by_size, clustering_by_count, quirk_bars, type_maps
+from fedbook.papers.fedgcr.figures import (
+    by_size,
+    by_type,
+    clustering_by_count,
+    grouped_on,
+    quirk_bars,
+    type_maps,
+)
 from fedbook.papers.fedgcr.scales import GRID, METRICS, SCALES, STUDY, experiment
 from fedbook.papers.paper import Figure, Paper
 from fedbook.papers.rows import Row
@@ -56,7 +62,7 @@ PAPER = Paper(
     experiment=experiment,
     metrics=METRICS,
     as_run={"t_prime": "method.clusters"},
-    plots=dict.fromkeys(("table1", "table2", "table6", "table7"), sorted_clients)
+    plots=dict.fromkeys(("table1", "table2", "table6", "table7"), by_type)
     | {"table3": clustering_by_count},
     figures={
         "fig3": Figure(purities(), type_maps),
@@ -67,7 +73,7 @@ PAPER = Paper(
         ),
         "grouping": Figure(
             GROUPING,
-            sorted_clients,
+            grouped_on,
             "Own study: does it matter that training blurs the groups? Clustering on h and on the "
             "frozen feature",
         ),
