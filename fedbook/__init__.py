@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fedbook.errors import FedbookError
 
 if TYPE_CHECKING:
-    from fedbook import data, methods, metrics, models, notebook, papers, plots
+    from fedbook import callbacks, data, methods, metrics, models, notebook, papers, plots
     from fedbook.data import partition
     from fedbook.experiment import Experiment
     from fedbook.federation import Client, Federation, federate
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         evaluate,
         simulate,
     )
+    from fedbook.saved import load_model
 
 __version__ = "0.1.0"
 __all__ = [
@@ -68,9 +69,11 @@ __all__ = [
     "Store",
     "Update",
     "Weigh",
+    "callbacks",
     "data",
     "evaluate",
     "federate",
+    "load_model",
     "methods",
     "metrics",
     "models",
@@ -88,8 +91,9 @@ _HOME = {
     "partition": "data",
     "Experiment": "experiment",
     "Store": "results",
+    "load_model": "saved",
 }
-_MODULES = {"data", "methods", "metrics", "models", "notebook", "papers", "plots"}
+_MODULES = {"callbacks", "data", "methods", "metrics", "models", "notebook", "papers", "plots"}
 
 
 def __getattr__(name: str) -> Any:

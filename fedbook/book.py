@@ -56,7 +56,7 @@ INDEX = """\
 Federated learning for **groups of clients**: four papers explained equation by equation, run, and
 judged by what comes out.
 
-| paper | idea |
+| paper | reference |
 |---|---|
 {papers}
 

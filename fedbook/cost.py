@@ -10,6 +10,7 @@ counted, since some terms need a first. Not counted: work on the server, and ter
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import torch
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from fedbook.errors import FedbookError
-from fedbook.experiment import Experiment
+from fedbook.data.partition import HOW
+from fedbook.errors import FedbookError, unknown
+from fedbook.experiment import Experiment, load_dataset
 from fedbook.federation import Client, Federation
 
 
@@ -192,12 +194,15 @@ def plan(e: Experiment, seconds: float | None) -> dict[str, Any]:
     classes = 10
     test = 0
     dtype = torch.uint8
+    if e.partition["name"] not in HOW:
+        raise unknown("partition", e.partition["name"], HOW)
     try:
-        federation = e.build_federation()
+        load_dataset(json.dumps(e.dataset))
     except FedbookError as error:
         out["data"] = f"not here: {error}"
         types, train = published_sizes(e) or ([], [])
     else:
+        federation = e.build_federation()
         types = [federation.type_names[c.type] for c in federation.clients]
         train = [len(c.train) for c in federation.clients]
         test = len({i for c in federation.clients for i in c.test.tolist()})

@@ -4,14 +4,26 @@ it."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
+
+LONGEST = 300
 
 
 class FedbookError(Exception):
     """A mistake in the input or the surroundings, told in one line, with a hint."""
 
     def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(f"{message} ({hint})" if hint else message)
-        self.message, self.hint = message, hint
+        self.message, self.hint = _one_line(message), _one_line(hint)
+        super().__init__(f"{self.message} ({self.hint})" if hint else self.message)
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.message, self.hint)
+
+
+def _one_line(text: str) -> str:
+    """Without line breaks, and not longer than can be read: libraries quote at length."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
 
 
 def unknown(what: str, name: str, known: Iterable[str], see: str = "") -> FedbookError:

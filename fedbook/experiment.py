@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -31,10 +32,11 @@ class Experiment:
     """Everything that decides a run's outcome, each part a name with its options: `{"name":
     "fedavg", "lr": 0.1}`.
 
-    The method's `quirks` are names of `fedbook.methods.quirks`. The score of a run is taken at its
-    last round (`avg_client`, ...), as the mean over its `tail` last evaluations (`tail`), and at
-    its best one (`best`): the papers differ in which of these they print. `measures` asks for more
-    (see `fedbook.measures`).
+    A part may be code of your own, `{"name": "my.py:mine", "source": hash}`; the hash of its file
+    makes the key change with the code. The method's `quirks` are names of
+    `fedbook.methods.quirks`. The score of a run is taken at its last round (`avg_client`, ...), as
+    the mean over its `tail` last evaluations (`tail`), and at its best one (`best`): the papers
+    differ in which of these they print. `measures` asks for more (see `fedbook.measures`).
     """
 
     dataset: Options
@@ -47,6 +49,15 @@ class Experiment:
     evaluate_every: int = 1
     tail: int = 1
     measures: tuple[Options, ...] = ()
+
+    def __post_init__(self) -> None:
+        for part in ("dataset", "partition", "model", "method"):
+            options = getattr(self, part)
+            if not isinstance(options, dict) or not isinstance(options.get("name"), str):
+                raise FedbookError(
+                    f"{part} must be a name with options, got {options!r}",
+                    f'for example {part}={{"name": "..."}}',
+                )
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -67,13 +78,13 @@ class Experiment:
     def build_method(self) -> Method:
         from fedbook import methods
 
-        return methods.get(self.method["name"], **_options(self.method))
+        return methods.get(self.method["name"], **part_options(self.method))
 
     def build_federation(self) -> Federation:
         from fedbook.federation import federate
 
         dataset = load_dataset(json.dumps(self.dataset))
-        options: Options = {"seed": self.seed} | _options(self.partition)
+        options: Options = {"seed": self.seed} | part_options(self.partition)
         return federate(dataset, self.partition["name"], **options)
 
     def find(self, results: dict[str, Result]) -> Result | None:
@@ -92,13 +103,17 @@ class Experiment:
         return _DESCRIBED[key]
 
     def run(
-        self, quiet: bool = True, checkpoint: str | Path | None = None, device: Any = "auto"
+        self,
+        quiet: bool = True,
+        checkpoint: str | Path | None = None,
+        device: Any = "auto",
+        callbacks: Sequence[Any] = (),
     ) -> Result:
         """Train, and return the line to be stored."""
         began = time.perf_counter()
-        result = self.train(
-            self.build_federation(), quiet=quiet, checkpoint=checkpoint, device=device
-        )
+        federation = self.build_federation()
+        options: dict[str, Any] = {"quiet": quiet, "checkpoint": checkpoint, "device": device}
+        result = self.train(federation, callbacks=callbacks, **options)
         return {**result, "seconds": round(time.perf_counter() - began, 3)}
 
     def train(
@@ -109,17 +124,18 @@ class Experiment:
         quiet: bool = True,
         checkpoint: str | Path | None = None,
         device: Any = "auto",
+        callbacks: Sequence[Any] = (),
     ) -> Result:
         """The same on a federation (and with a model) of your own."""
         from fedbook import measures, models
         from fedbook.rounds import simulate
 
         began = time.perf_counter()
-        asked = [measures.build(m["name"], **_options(m)) for m in self.measures]
+        asked = [measures.build(m["name"], **part_options(m)) for m in self.measures]
         for measure in asked:
             federation = measure.begin(federation, self.seed)
         if model is None:
-            options = _options(self.model)
+            options = part_options(self.model)
             model = models.build(self.model["name"], federation, seed=self.seed, **options)
         run = simulate(
             self.build_method(),
@@ -131,6 +147,7 @@ class Experiment:
             checkpoint=checkpoint,
             evaluate_every=self.evaluate_every,
             quiet=quiet,
+            callbacks=callbacks,
         )
         resumed = len(run.records)
         for record in run:
@@ -148,6 +165,7 @@ class Experiment:
             "data": _plain(federation.provenance),
             "versions": versions(),
             "device": str(run.device.torch),
+            "engine": run.engine,
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "seconds": round(time.perf_counter() - began, 3),
             "metrics": _plain(found),
@@ -185,7 +203,7 @@ def _about(dataset: str) -> tuple[int, str]:
     """
     from fedbook import data
 
-    if _is_path(dataset):
+    if not _is_named(dataset):
         found = load_dataset(json.dumps({"name": dataset}))
         domains = len(found.domain_names)
     else:
@@ -198,19 +216,27 @@ def _about(dataset: str) -> tuple[int, str]:
     return domains, "signal" if found.x.is_floating_point() else "text"
 
 
+def _is_named(dataset: str) -> bool:
+    """Whether a dataset is one of the catalogue, not a file, a folder or another library's."""
+    return ":" not in dataset and not _is_path(dataset)
+
+
 def _is_path(dataset: str) -> bool:
     return dataset.endswith(".npz") or "/" in dataset or "\\" in dataset
 
 
 @lru_cache(maxsize=2)
 def load_dataset(described: str) -> Dataset:
-    """A dataset by name, from an .npz pack or from a folder of images; the last two stay in
-    memory.
+    """A dataset by name, from an .npz pack, a folder of images or another library; the last two
+    stay in memory.
     """
     from fedbook import data
+    from fedbook.data.outside import PREFIXES
 
     options = json.loads(described)
     name = options.pop("name")
+    if name.startswith(PREFIXES):
+        return data.from_outside(name, **options)
     if name.endswith(".npz"):
         return data.from_npz(name, **options)
     if _is_path(name):
@@ -237,8 +263,9 @@ def versions() -> dict[str, Any]:
     }
 
 
-def _options(part: Options) -> Options:
-    return {k: v for k, v in part.items() if k != "name"}
+def part_options(part: Options) -> Options:
+    """The options of a part, without its name and the hash of its code."""
+    return {k: v for k, v in part.items() if k not in ("name", "source")}
 
 
 def _within(old: Any, new: Any) -> bool:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedbook.errors import FedbookError
+from fedbook.files import UNREADABLE, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,10 +26,15 @@ if TYPE_CHECKING:
     from fedbook.data import Dataset
 
 
-@dataclass(frozen=True)
+FORMAT = 1  # of files that `save` writes; those without a number are of the first
+
+UNNAMED = 100_000  # classes or types that may go without names
+
+
+@dataclass(frozen=True, slots=True)
 class Client:
     """One participant: where its samples lie in the federation's tensors, and which type (domain)
-    it belongs to.
+    it belongs to. The index arrays of many clients may be views of one.
     """
 
     id: int
@@ -110,12 +115,19 @@ class Federation:
                     f"client {c.id} has type {c.type}, there are {len(self.type_names)} types",
                     "name every type",
                 )
-            both = torch.cat([c.train, c.test])
-            if int(both.min()) < 0 or int(both.max()) >= len(self.y):
-                raise FedbookError(
-                    f"client {c.id} points at sample {int(both.max())} of {len(self.y)}",
-                    "indices are global, from 0",
-                )
+        every = torch.cat(list(self._index_arrays().values()))
+        if int(every.min()) < 0 or int(every.max()) >= len(self.y):
+            for c in self.clients:
+                both = torch.cat([c.train, c.test])
+                if int(both.min()) < 0 or int(both.max()) >= len(self.y):
+                    raise FedbookError(
+                        f"client {c.id} points at sample {int(both.max())} of {len(self.y)}",
+                        "indices are global, from 0",
+                    )
+
+    def _index_arrays(self) -> dict[int, Tensor]:
+        """The clients' index arrays by their identity; shared test sets come once."""
+        return {id(t): t for c in self.clients for t in (c.train, c.test)}
 
     # -- what it is --------------------------------------------------------------------------------
     def __len__(self) -> int:
@@ -189,10 +201,15 @@ class Federation:
 
     def to(self, device: str | torch.device) -> Federation:
         """The same federation with its tensors on another device."""
-        clients = tuple(
-            dataclasses.replace(c, train=c.train.to(device), test=c.test.to(device))
-            for c in self.clients
-        )
+        if torch.device(device) == self.device == self.clients[0].train.device:
+            return self
+        arrays = self._index_arrays()
+        there = dict(zip(arrays, views(list(arrays.values()), device)))
+        moved = []
+        for c in self.clients:
+            train, test = there[id(c.train)], there[id(c.test)]
+            moved.append(dataclasses.replace(c, train=train, test=test))
+        clients = tuple(moved)
         return dataclasses.replace(self, x=self.x.to(device), y=self.y.to(device), clients=clients)
 
     # -- other federations from this one -----------------------------------------------------------
@@ -310,6 +327,7 @@ class Federation:
                 c.test.cpu().clone(),
             )
         header = {
+            "format": FORMAT,
             "clients": [[c.id, c.type, c.name] for c in self.clients],
             "class_names": self.class_names,
             "type_names": self.type_names,
@@ -317,13 +335,8 @@ class Federation:
             "std": self.std,
             "provenance": self.provenance,
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        try:
+        with write_atomically(path) as part:
             save_file(tensors, part, metadata={"fedbook": json.dumps(header)})
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
         return path
 
     @classmethod
@@ -337,18 +350,20 @@ class Federation:
         try:
             with safe_open(path, "pt") as f:
                 header = json.loads(f.metadata()["fedbook"])
+                if header.get("format", 1) != FORMAT:
+                    raise ValueError(f"format {header['format']}, this fedbook reads {FORMAT}")
                 clients = tuple(
                     Client(id, type_, f.get_tensor(f"train.{i}"), f.get_tensor(f"test.{i}"), name)
                     for i, (id, type_, name) in enumerate(header["clients"])
                 )
                 x, y = f.get_tensor("x"), f.get_tensor("y")
-        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+            moments = [None if header[k] is None else tuple(header[k]) for k in ("mean", "std")]
+            names = tuple(header["class_names"]), tuple(header["type_names"])
+            return cls(x, y, clients, *names, *moments, header["provenance"])
+        except UNREADABLE + (SafetensorError,) as error:
             raise FedbookError(
                 f"{path} is not a whole federation file: {error}", "save it again"
             ) from None
-        mean, std = (tuple(header[k]) if header[k] is not None else None for k in ("mean", "std"))
-        names = tuple(header["class_names"]), tuple(header["type_names"])
-        return cls(x, y, clients, *names, mean, std, header["provenance"])
 
     # -- building one ------------------------------------------------------------------------------
     @classmethod
@@ -372,13 +387,13 @@ class Federation:
         """
         from fedbook.data import partition
 
-        parts = [torch.as_tensor(np.asarray(p), dtype=torch.int64) for p in train]
+        parts = views(train)
         for i, p in enumerate(parts):
             if not len(p):
                 raise FedbookError(
                     f"client {i} has no training sample", "lower the number of clients"
                 )
-        types = [int(torch.bincount(dataset.domain[p]).argmax()) for p in parts]
+        types = most_frequent(dataset.domain, parts)
         rows: Any = dataset.test
         if isinstance(test, str) and test.startswith("unused"):
             left = np.setdiff1d(
@@ -406,11 +421,13 @@ class Federation:
         else:
             known = "'domain', 'split', 'match', 'unused', 'unused_match' or index arrays"
             raise FedbookError(f"test must be {known}, got {test!r}", "try 'match'")
-        chosen = [torch.as_tensor(np.asarray(t), dtype=torch.int64) for t in found]
-        if len(chosen) != len(parts):
+        if len(found) != len(parts):
             raise FedbookError(
-                f"{len(parts)} clients but {len(chosen)} test sets came", "give one per client"
+                f"{len(parts)} clients but {len(found)} test sets came", "give one per client"
             )
+        distinct = {id(t): t for t in found}  # clients may share one
+        held = dict(zip(distinct, views(list(distinct.values()))))
+        chosen = [held[id(t)] for t in found]
         clients = tuple(Client(i, t, p, q) for i, (t, p, q) in enumerate(zip(types, parts, chosen)))
         return cls(
             dataset.x,
@@ -444,14 +461,12 @@ class Federation:
         for i, c in enumerate(clients):
             index = []
             for part in ("train", "test"):
-                x, y = c.get(part, ((), ()))
-                x, y = torch.as_tensor(np.asarray(x)), torch.as_tensor(np.asarray(y)).long()
+                x, y = _samples(c.get(part, ((), ())), f"client {i}, {part}")
                 if len(x) != len(y):
                     raise FedbookError(
                         f"client {i}: {len(x)} {part} samples but {len(y)} labels", "one label each"
                     )
                 if len(x):
-                    x = x.float() if x.dtype == torch.float64 else x
                     if xs and x.shape[1:] != xs[0].shape[1:]:
                         raise FedbookError(
                             f"client {i}: samples of shape {tuple(x.shape[1:])}, expected "
@@ -468,6 +483,11 @@ class Federation:
         if not xs:
             raise FedbookError("no samples came", "give at least one client with train=(x, y)")
         y = torch.cat(ys)
+        most = max(int(y.max()), max(c.type for c in built))
+        if most >= UNNAMED and not (class_names and type_names):
+            raise FedbookError(
+                f"label or type {most:,} without names", "number classes and types from 0"
+            )
         names = tuple(class_names or map(str, range(int(y.max()) + 1)))
         types = tuple(type_names or (f"type {t}" for t in range(max(c.type for c in built) + 1)))
         return cls(torch.cat(xs), y, tuple(built), names, types)
@@ -491,6 +511,49 @@ class Federation:
         return federate(from_folders(root, size=size), how, **options)
 
 
+def views(arrays: Sequence[Any], device: str | torch.device = "cpu") -> tuple[Tensor, ...]:
+    """Index arrays laid one after another in a single tensor, and each as a view of it.
+
+    A hundred thousand small tensors cost more than what they hold; views of one are cheap.
+    """
+    if not arrays:
+        return ()
+    if isinstance(arrays[0], Tensor):
+        flat = torch.cat(list(arrays))
+    else:
+        flat = torch.as_tensor(np.concatenate([np.asarray(a) for a in arrays]))
+    return flat.to(device, torch.int64).split([len(a) for a in arrays])
+
+
+def most_frequent(values: Tensor, parts: Sequence[Tensor]) -> list[int]:
+    """The value that most rows of each part have; of several the smallest."""
+    owner = np.repeat(np.arange(len(parts)), [len(p) for p in parts])
+    kinds = int(values.max()) + 1
+    pairs = owner * kinds + values[torch.cat(list(parts))].numpy()
+    found, count = np.unique(pairs, return_counts=True)
+    best = np.lexsort((found, -count, found // kinds))
+    first = np.searchsorted(found[best] // kinds, np.arange(len(parts)))
+    return (found[best][first] % kinds).tolist()
+
+
+def _samples(pair: Any, whose: str) -> tuple[Tensor, Tensor]:
+    """Samples and labels as tensors: real numbers, and whole ones."""
+    try:
+        x, y = (torch.as_tensor(np.asarray(v)) for v in pair)
+    except (TypeError, ValueError) as error:
+        raise FedbookError(
+            f"{whose} samples are no array of numbers and its labels: {error}",
+            "give train=(x, y) with one shape for all samples",
+        ) from None
+    if x.is_complex() or y.is_complex() or not bool((y == y.long()).all()):
+        raise FedbookError(
+            f"{whose} labels must be whole numbers, got {y.dtype} values such as "
+            f"{y[y != y.long()][:1].tolist()}",
+            "number the classes from 0",
+        )
+    return x.float() if x.dtype == torch.float64 else x, y.long()
+
+
 def federate(
     dataset: Dataset,
     how: str = "by_domain",
@@ -512,6 +575,8 @@ def federate(
     """
     from fedbook.data import partition
 
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise FedbookError(f"seed must be a whole number of at least 0, got {seed!r}", "try seed=0")
     note = {
         "partition": {"name": how, "seed": seed, **json.loads(json.dumps(options, default=list))}
     }

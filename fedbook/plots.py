@@ -1,5 +1,5 @@
 """Every picture. Okabe-Ito colours; colour, marker and line style are fixed per method in every
-figure of the book."""
+figure of the book, and the methods of one paper's figures all have colours of their own."""
 
 from __future__ import annotations
 
@@ -19,48 +19,52 @@ if TYPE_CHECKING:
 
 OKABE_ITO = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7")
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PINK = OKABE_ITO
+GREY = "#808080"  # yellow cannot be seen on white
 SOLID, DASH, DOT, DASHDOT = "-", "--", ":", "-."
 
-# (label, colour, marker, line): the four papers' methods are solid and bold, a line style marks a
+# (label, colour, marker, line): the four papers' methods are solid stars, a line style marks a
 # family of baselines
 METHODS: dict[str, tuple[str, str, str, Any]] = {
     "fedavg": ("FedAvg", BLACK, "o", SOLID),
-    "fedavgm": ("FedAvgM", BLACK, "s", DASH),
+    "fedavgm": ("FedAvgM", ORANGE, "s", DASH),
     "feddyn": ("FedDyn", BLUE, "^", DASH),
     "moon": ("MOON", SKY, "v", DASH),
-    "fedlc": ("FedLC", GREEN, "D", DASH),
+    "fedlc": ("FedLC", RED, "D", DASH),
     "fediir": ("FedIIR", PINK, "P", DASH),
-    "afl": ("AFL", BLUE, "<", DOT),
-    "q_ffl": ("q-FFL", SKY, ">", DOT),
-    "term": ("TERM", GREEN, "X", DOT),
+    "fedprox": ("FedProx", SKY, "h", DASHDOT),
+    "scaffold": ("SCAFFOLD", PINK, "d", DASHDOT),
+    "fedbn": ("FedBN", GREY, "p", DASHDOT),
+    "ditto": ("Ditto", GREEN, "H", DASHDOT),
+    "fedadam": ("FedAdam", RED, "X", DASHDOT),
+    "afl": ("AFL", SKY, "<", DOT),
+    "q_ffl": ("q-FFL", GREEN, ">", DOT),
+    "term": ("TERM", BLUE, "X", DOT),
     "harmofl": ("Harmo-FL", ORANGE, "^", DASHDOT),
     "fedsam": ("FedSAM", PINK, "v", DASHDOT),
-    "fedmix": ("FedMix", YELLOW, "s", DASHDOT),
-    "local": ("Local", BLACK, "x", DOT),
+    "fedmix": ("FedMix", GREY, "s", DASHDOT),
+    "local": ("Local", GREY, "x", DOT),
     "per_fedavg": ("per-FedAvg", ORANGE, "D", DOT),
     "pfedme": ("pFedMe", PINK, "p", DOT),
-    "lg_fedavg": ("LG-FedAvg", YELLOW, "h", DASHDOT),
+    "lg_fedavg": ("LG-FedAvg", RED, "h", DASHDOT),
     "pt_fedavg": ("PT-FedAvg", BLACK, "d", DASHDOT),
-    "pfedhn": ("pFedHN", ORANGE, "<", DASH),
+    "pfedhn": ("pFedHN", PINK, "<", DASH),
     "fed_dualprompt": ("Fed-DualPrompt", BLUE, ">", DASHDOT),
     "fedgcr": ("FedGCR", RED, "*", SOLID),
     "client2vec": ("Client2Vec", GREEN, "*", SOLID),
     "grp_fed": ("GRP-FED", BLUE, "*", SOLID),
     "fgpt": ("FGPT", ORANGE, "*", SOLID),
-}
-# variants of a method: (method whose colour they share, label, marker, line)
-RELATIVES: dict[str, tuple[str, str, str, Any]] = {
-    "fgpt_u": ("fgpt", "FGPT-U", "8", DASH),
-    "fgpt_random_key": ("fgpt", "FGPT, random keys", "1", DOT),
-    "fgpt_fedmix": ("fgpt", "FGPT + FedMix", "H", DASHDOT),
-    "fgpt_resnet": ("fgpt", "FGPT-ResNet", "2", DASHDOT),
-    "fedgr_only": ("fedgcr", "FedGR only", "3", DASH),
-    "fedgc_only": ("fedgcr", "FedGC only", "4", DOT),
-    "pt_fedavg_share": ("pt_fedavg", "PT-FedAvg-share", "1", DOT),
+    # variants of a method
+    "fgpt_u": ("FGPT-U", RED, "8", DASH),
+    "fgpt_random_key": ("FGPT, random keys", SKY, "1", DOT),
+    "fgpt_fedmix": ("FGPT + FedMix", BLUE, "H", DASHDOT),
+    "fgpt_resnet": ("FGPT-ResNet", GREEN, "2", DASHDOT),
+    "fedgr_only": ("FedGR only", BLUE, "3", DASH),
+    "fedgc_only": ("FedGC only", GREEN, "4", DOT),
+    "pt_fedavg_share": ("PT-FedAvg-share", GREY, "1", DOT),
 }
 STYLE: Any = {
     "figure.dpi": 110,
-    "savefig.dpi": 160,
+    "savefig.dpi": 200,
     "font.size": 9,
     "axes.titlesize": 8,
     "axes.spines.top": False,
@@ -87,17 +91,14 @@ def style():
 
 def look(method: str) -> dict[str, Any]:
     """The fixed label, colour, marker and line style of a method, as keywords for `Axes.plot`."""
-    if method in RELATIVES:
-        of, label, marker, line = RELATIVES[method]
-        return {"label": label, "color": METHODS[of][1], "marker": marker, "linestyle": line}
-    label, colour, marker, line = METHODS.get(method, (method, "#777777", ".", SOLID))
+    label, colour, marker, line = METHODS.get(method, (method, "#444444", ".", SOLID))
     return {"label": label, "color": colour, "marker": marker, "linestyle": line}
 
 
 def type_colours(types: int) -> list[str]:
     """One colour per type; beyond eight, steps of cividis."""
     if types <= len(OKABE_ITO) - 1:
-        return [BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW][:types]
+        return [BLUE, ORANGE, GREEN, PINK, SKY, RED, BLACK][:types]
     import matplotlib
 
     return [
@@ -124,7 +125,8 @@ def save(fig: Figure, name: str, alt: str, folder: str | Path | None = None) -> 
         for suffix, meta in kinds.items():
             paths.append(folder / (name + suffix))
             with write_atomically(paths[-1]) as part:
-                fig.savefig(part, metadata=meta, bbox_inches="tight")
+                dpi = STYLE["savefig.dpi"]
+                fig.savefig(part, metadata=meta, dpi=dpi, bbox_inches="tight")
         with write_atomically(folder / f"{name}.txt") as part:
             part.write_text(alt + "\n", encoding="utf-8")
     except OSError as error:
@@ -185,23 +187,26 @@ def curves(
     ax: Axes | None = None,
 ) -> Axes:
     """A line per method over rounds: the mean over seeds, with a band from the lowest to the
-    highest seed.
+    highest seed; of more than four methods, whose bands would hide each other, a bar at the end.
     """
     with style() as plt:
         if ax is None:
             _, ax = plt.subplots(figsize=(4.6, 3.2))
-        for method, runs in series.items():
+        step = 0.015 * (rounds[-1] - rounds[0])
+        for k, (method, runs) in enumerate(series.items(), 1):
             values = np.asarray(runs, dtype=float)
             at = look(method)
             ax.plot(rounds, values.mean(0), markevery=max(1, len(rounds) // 8), **at)
-            if len(values) > 1:
+            if len(values) > 1 and len(series) > 4:
+                means, bars = over_seeds([values[:, -1].tolist()])
+                ax.errorbar([rounds[-1] + k * step], means, bars, color=at["color"], fmt="none")
+            elif len(values) > 1:
                 ax.fill_between(
                     rounds, values.min(0), values.max(0), color=at["color"], alpha=0.15, linewidth=0
                 )
         ax.set(xlabel="round", ylabel=ylabel, title=title)
         ax.locator_params(axis="x", integer=True)
-        if series:
-            ax.legend()
+        beside(ax)
     return ax
 
 
@@ -222,8 +227,7 @@ def sorted_scores(
             ax.plot(range(1, len(v) + 1), v, markevery=max(1, len(v) // 8), **look(method))
         ax.set(xlabel="client, from worst to best", ylabel=ylabel, title=title, ylim=(0, 1))
         ax.locator_params(axis="x", integer=True)
-        if series:
-            ax.legend()
+        beside(ax)
     return ax
 
 
@@ -254,15 +258,80 @@ def points(
                 linewidths=0.8,
             )
         ax.set(xlabel=xlabel, ylabel=ylabel, title=title)
-        if series:
-            ax.legend()
+        beside(ax)
     return ax
 
 
-def panels(count: int, width: float = 4.4, height: float = 3.2) -> tuple[Figure, list[Axes]]:
-    """A figure with that many axes side by side, at most three in a row."""
+def over_seeds(values: Sequence[Sequence[float]]) -> tuple[list[float], list[list[float]]]:
+    """Means, and how far the lowest and the highest seed lie from each: what `errorbar` takes."""
+    means = [float(np.mean(v)) for v in values]
+    low = [max(0.0, m - min(v)) for m, v in zip(means, values)]
+    high = [max(0.0, max(v) - m) for m, v in zip(means, values)]
+    return means, [low, high]
+
+
+def dodged(
+    series: Mapping[str, Mapping[Any, Sequence[float]]],
+    order: Sequence[Any],
+    names: Sequence[str],
+    ax: Axes,
+) -> None:
+    """Categories side by side, the methods of each a little apart: a marker at the mean over seeds,
+    a bar from the lowest to the highest. Nothing joins them, since nothing lies between.
+    """
+    step = 0.7 / max(1, len(series))
+    for k, (method, found) in enumerate(series.items()):
+        known = [(i, found[at]) for i, at in enumerate(order) if at in found]
+        x = [i + step * (k - (len(series) - 1) / 2) for i, _ in known]
+        means, bars = over_seeds([v for _, v in known])
+        marks = {name: v for name, v in look(method).items() if name != "linestyle"}
+        marks["markersize"] = 9 if marks["marker"] == "*" else 5
+        ax.errorbar(x, means, bars, linestyle="none", elinewidth=1.1, **marks)
+    ax.set_xticks(range(len(order)), names)
+    ax.set_xlim(-0.5, len(order) - 0.5)
+    for edge in range(1, len(order)):
+        ax.axvline(edge - 0.5, color="#DDDDDD", linewidth=0.6, zorder=0)
+    ax.grid(False, axis="x")
+
+
+def beside(ax: Axes) -> None:
+    """A legend to the right of the axes, outside the data."""
+    if ax.get_legend_handles_labels()[0]:
+        ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7)
+
+
+def mark_cut(ax: Axes) -> None:
+    """Two strokes across the foot of a y-axis that does not begin at zero."""
+    bottom, top = ax.get_ylim()
+    if len(ax.get_yticks()) and 0 < bottom < top and ax.get_yscale() == "linear":
+        for at in (0.015, 0.04):
+            stroke: dict[str, Any] = {"transform": ax.transAxes, "clip_on": False, "zorder": 5}
+            ax.plot([-0.015, 0.015], [at - 0.012, at + 0.012], color="black", lw=0.9, **stroke)
+
+
+def legend_outside(fig: Figure, axes: Sequence[Axes], title: str = "") -> None:
+    """One legend for all panels, below them: what each label looks like, once. Axes that do not
+    begin at zero get a mark.
+    """
+    shown: dict[str, Any] = {}
+    for ax in axes:
+        for handle, label in zip(*ax.get_legend_handles_labels()):
+            shown.setdefault(label, handle)
+        if (legend := ax.get_legend()) is not None:
+            legend.remove()
+        mark_cut(ax)
+    if shown:
+        columns = min(len(shown), max(2, int(fig.get_figwidth() / 1.25)))
+        where: dict[str, Any] = {"loc": "outside lower center", "ncols": columns}
+        fig.legend(shown.values(), shown.keys(), title=title or None, fontsize=7, **where)
+
+
+def panels(
+    count: int, width: float = 4.4, height: float = 3.2, columns: int = 3
+) -> tuple[Figure, list[Axes]]:
+    """A figure with that many axes side by side, at most `columns` in a row."""
     with style() as plt:
-        columns = min(3, max(1, count))
+        columns = min(columns, max(1, count))
         lines = math.ceil(max(1, count) / columns)
         fig, axes = plt.subplots(
             lines,

@@ -12,23 +12,32 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbook.errors import FedbookError
+from fedbook.files import locked, refused
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Result = dict[str, Any]
+FORMAT = 2  # metrics.log["name"] is what stages logged; it was metrics.extra["slot.name"] in 1
 
 
 def config_key(config: dict[str, Any]) -> str:
     """The first 16 hex digits of the SHA-256 of the configuration in canonical JSON."""
-    text = json.dumps(config, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = _json(config, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _json(value: dict[str, Any], **style: Any) -> str:
+    try:
+        return json.dumps(value, sort_keys=True, allow_nan=False, **style)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise FedbookError(
+            f"a result cannot hold this: {error}", "use numbers that are finite, text and lists"
+        ) from None
 
 
 def default_folder(kind: str = "results") -> Path:
@@ -72,11 +81,14 @@ class Store:
 
     def append(self, result: Result, file: str) -> None:
         """Add one line, whole or not at all."""
-        line = (json.dumps(result, sort_keys=True, allow_nan=False) + "\n").encode()
+        result = {"format": FORMAT, **result}
+        line = (_json(result) + "\n").encode()
         path = self.folder / f"{file}.jsonl"
+        if path.parent != self.folder:
+            raise FedbookError(f"{file!r} names another folder", "give the name of a file")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with open(path, "a+b", buffering=0) as f, _lock(f):
+            with locked(path), open(path, "a+b", buffering=0) as f:
                 end = _whole_length(f)
                 f.seek(end)
                 rest = f.read()
@@ -94,12 +106,8 @@ class Store:
                     f.truncate(end)
                     raise
         except OSError as error:
-            raise FedbookError(
-                f"could not write the result of a finished run to {path}: "
-                f"{error.strerror or error}",
-                "free some space or choose another folder with --results DIR; nothing "
-                "half-written was left",
-            ) from None
+            hint = "free some space or choose another folder with --results DIR"
+            raise refused(path, error, hint) from None
 
     def load(self, **where: Any) -> list[Result]:
         """All whole lines whose fields equal those asked for, the newest line of a key winning."""
@@ -127,10 +135,12 @@ class Store:
         stamp = (stat.st_mtime_ns, stat.st_size)
         if path in self._cache and self._cache[path][0] == stamp:
             return self._cache[path][1]
+        with locked(path, shared=True):
+            lines = path.read_bytes().split(b"\n")
         results = []
-        for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+        for number, line in enumerate(lines, 1):
             if line.strip() and (result := _parse(line)) is not None:
-                results.append(result)
+                results.append(_today(result, f"{path}, line {number}"))
             elif line.strip():
                 warnings.warn(
                     f"{path}, line {number} is broken or unfinished and is ignored", stacklevel=3
@@ -142,10 +152,33 @@ class Store:
 def _parse(line: bytes) -> Result | None:
     """A result, if the line is one: whole JSON whose key belongs to its configuration."""
     try:
-        result = json.loads(line)
-        return result if result["key"] == config_key(result["config"]) else None
-    except (ValueError, KeyError, TypeError):
+        result = json.loads(line, parse_constant=_no_number)
+        whole = isinstance(result["config"], dict) and isinstance(result["metrics"], dict)
+        return result if whole and result["key"] == config_key(result["config"]) else None
+    except (ValueError, KeyError, TypeError, RecursionError, FedbookError):
         return None
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no number in JSON")
+
+
+def _today(result: Result, where: str) -> Result:
+    """A line of any format as one of today's; one from the future is refused. Lines carry their
+    format since the second.
+    """
+    metrics = result["metrics"]
+    number = result.get("format", 1 if "extra" in metrics else 2)
+    if number not in (1, FORMAT):
+        raise FedbookError(
+            f"{where} has format {number!r}, this fedbook reads 1 to {FORMAT}",
+            "use the fedbook that wrote it, or another folder with --results DIR",
+        )
+    if number == 1:
+        log = {name.rpartition(".")[2]: value for name, value in metrics.get("extra", {}).items()}
+        rest = {name: value for name, value in metrics.items() if name != "extra"}
+        result = {**result, "metrics": {**rest, "log": log}}
+    return result
 
 
 def _whole_length(f: Any) -> int:
@@ -159,18 +192,3 @@ def _whole_length(f: Any) -> int:
             return start + at + 1
         end = start
     return 0
-
-
-@contextmanager
-def _lock(f: Any) -> Iterator[None]:
-    """An exclusive lock on an open file, where the system has them."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    fcntl.flock(f, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        fcntl.flock(f, fcntl.LOCK_UN)

@@ -243,7 +243,7 @@ Cache(directory=__import__("pathlib").Path(sys.argv[1])).rows("k", 8, torch.aran
 def test_many_images_show_a_bar_the_first_time(federation, monkeypatch):
     bars = []
 
-    def shown(total, desc, disable):
+    def shown(total, desc, disable, **pace):
         bars.append((desc, disable))
         return tqdm(total=total, disable=True)
 
@@ -257,6 +257,58 @@ def test_many_images_show_a_bar_the_first_time(federation, monkeypatch):
     monkeypatch.setattr(caching, "MANY", 8)
     per_image("other", federation, net, Counted())
     assert bars[1] == ("other of 7 images, once", True)
+
+
+def test_first_use_shows_one_bar_for_the_stem_in_all_processes(federation, monkeypatch, tmp_path):
+    bars, seen = [], []
+
+    def shown(total, desc, disable, **pace):
+        bars.append(desc)
+        return tqdm(total=total, disable=True)
+
+    monkeypatch.setattr("tqdm.auto.tqdm", shown)
+    net = with_stem()
+    net.patch_embed.register_forward_hook(lambda module, x, y: seen.append(len(y)))
+    for name in BUILDERS:
+        monkeypatch.setattr(caching, "CACHE", Cache(directory=tmp_path))  # as a new process has it
+        BUILDERS[name](federation, net).precompute(federation)
+    assert sum(seen) == 7
+    assert bars == ["tokens of 7 images, once", "cls of 7 images, once"]
+
+
+def test_a_log_file_gets_few_lines(monkeypatch, capsys):
+    monkeypatch.setattr(caching, "MANY", 1)
+    monkeypatch.setattr(caching, "BATCH", 1)
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    clock = iter(range(10**6))  # a second passes at every look at the clock
+    monkeypatch.setattr("tqdm.std.time", lambda: next(clock))
+    Cache().rows("tokens-", 200, torch.arange(200), lambda rows: torch.ones(len(rows), 1))
+    lines = capsys.readouterr().err.strip().split("\r")
+    assert 2 <= len(lines) <= 10 and "200/200" in lines[-1]
+
+
+def test_a_stopped_pass_goes_on_where_it_was_written(monkeypatch, tmp_path):
+    monkeypatch.setattr(caching, "SAVED", 20)
+    asked: list[int] = []
+
+    def stops(rows):
+        if rows[0] >= 32:
+            raise KeyboardInterrupt
+        asked.extend(rows.tolist())
+        return rows[:, None].float()
+
+    with pytest.raises(KeyboardInterrupt):
+        Cache(directory=tmp_path).rows("k", 40, torch.arange(40), stops)
+    rest: list[int] = []
+
+    def goes_on(rows):
+        rest.extend(rows.tolist())
+        return rows[:, None].float()
+
+    found = Cache(directory=tmp_path).rows("k", 40, torch.arange(40), goes_on)
+    assert asked == list(range(32)) and rest == list(range(32, 40))
+    assert found[:, 0].tolist() == list(range(40))
 
 
 def test_settings_come_from_the_environment(monkeypatch, tmp_path):

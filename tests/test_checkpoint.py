@@ -179,6 +179,50 @@ def test_a_broken_checkpoint_is_noticed(toy, tmp_path, harm):
         run(toy, tmp_path)
 
 
+def edit(folder, **changes):
+    head = folder / "latest.json"
+    head.write_text(json.dumps(json.loads(head.read_text()) | changes))
+
+
+def test_a_checkpoint_carries_its_format(toy, tmp_path):
+    run(toy, tmp_path)
+    latest = json.loads((tmp_path / "latest.json").read_text())
+    assert latest.pop("format") == ck.FORMAT == 1
+    (tmp_path / "latest.json").write_text(json.dumps(latest))
+    assert len(run(toy, tmp_path, rounds=4).records) == 4  # one without a number is of the first
+    edit(tmp_path, format=2)
+    with pytest.raises(FedbookError, match="format 2, this fedbook reads 1"):
+        run(toy, tmp_path, rounds=5)
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        ({"tensors": "../elsewhere"}, "lies elsewhere"),
+        ({"state": {"__dict__": 3}}, "not iterable"),
+        ({"state": {}}, "__dict__"),
+        ({"records_bytes": 7}, "cannot be read"),
+        ({"round": 9}, "3 records of 9 rounds"),
+        ({"identity": 5}, "cannot be read"),
+        ({"state": {"__dict__": [["params", 3]]}}, "another shape"),
+    ],
+)
+def test_a_checkpoint_that_was_edited_is_refused(toy, tmp_path, harm, said):
+    run(toy, tmp_path)
+    edit(tmp_path, **harm)
+    with pytest.raises(FedbookError, match=said):
+        run(toy, tmp_path)
+
+
+def test_keys_with_slashes_do_not_meet():
+    tensors = {}
+    nest = ck.flatten({"a": {"b": torch.zeros(1)}, "a/b": torch.ones(1)}, tensors)
+    back = ck.unflatten(nest, tensors, torch.device("cpu"))
+    assert float(back["a"]["b"]) == 0 and float(back["a/b"]) == 1
+    with pytest.raises(FedbookError, match="holds a dict"):
+        ck.flatten({(1, 2): 0}, {})
+
+
 def test_divergence_keeps_the_last_good_checkpoint(toy, tmp_path):
     run(toy, tmp_path, rounds=2)
     before = (tmp_path / "latest.json").read_bytes()
@@ -199,7 +243,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(toy, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(ck.os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(FedbookError, match="no space left"):
         run(toy, tmp_path, rounds=3)
     monkeypatch.undo()
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before

@@ -35,6 +35,11 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(206 if start else 200)
         self.send_header("Content-Length", str(len(body) - start))
         self.end_headers()
+        if stall := getattr(server, "stall", 0):  # once: some bytes, then silence
+            server.stall = 0
+            self.wfile.write(body[:stall])
+            server.silence.wait(60)
+            return
         stop = server.breaks.pop(0) if server.breaks else len(body)
         self.wfile.write(body[start : max(start, stop)])
 
@@ -46,10 +51,12 @@ class Handler(BaseHTTPRequestHandler):
 def server():
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.files, server.ranges, server.breaks, server.asked = {"f.bin": CONTENT}, True, [], []
+        server.silence = threading.Event()
         server.url = f"http://127.0.0.1:{server.server_port}/"
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         yield server
+        server.silence.set()
         server.shutdown()
         thread.join()
 

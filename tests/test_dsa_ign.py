@@ -15,7 +15,6 @@ from fedbook.models.dsa_ign import (
     DSAIGN,
     EncoderLayer,
     FeedForward,
-    bench_index,
     diversity_loss,
     losses,
     orthogonality_loss,
@@ -211,8 +210,3 @@ def test_what_cannot_be_trained_is_refused():
     D[2, 5] = float("nan")
     with pytest.raises(FedbookError, match="finite"):
         train(net(), D, L)
-
-
-def test_the_benchmark_measures_the_ratio():
-    out = bench_index(batch=16, repeats=3, ffn=512)
-    assert out["stock_over_ours"] > 1.0 and set(out["seconds_per_step"]) == {"ours", "stock"}

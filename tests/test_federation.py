@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedbook import FedbookError, Federation, data, models
-from fedbook.federation import Client, federate
+from fedbook.federation import Client, federate, most_frequent
 
 
 def test_from_arrays_keeps_samples_once_and_points_into_them(toy):
@@ -48,6 +48,14 @@ def test_a_truncated_federation_file_is_refused(images, tmp_path):
         Federation.load(path)
     with pytest.raises(FedbookError, match="no federation file"):
         Federation.load(tmp_path / "none")
+
+
+def test_a_federation_file_carries_its_format(images, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedbook.federation.FORMAT", 2)
+    path = images.save(tmp_path / "f.safetensors")
+    monkeypatch.undo()
+    with pytest.raises(FedbookError, match="format 2, this fedbook reads 1"):
+        Federation.load(path)
 
 
 def test_fingerprints_tell_samples_from_clients(toy):
@@ -155,3 +163,24 @@ def test_names_are_escaped_in_tables(toy):
     for html in (odd._repr_html_(), named._repr_html_()):
         assert not any(tag in html for tag in ("<script>", "<b>", "<i>"))
     assert "&lt;script&gt;" in named._repr_html_() and "&lt;b&gt;" in odd._repr_html_()
+
+
+def test_the_index_arrays_of_all_clients_are_views_of_one():
+    dataset = data.load("digits5_offline")
+    federation = federate(dataset, "iid", clients=50, test="domain")
+    for part in ("train", "test"):
+        arrays = [getattr(c, part) for c in federation.clients]
+        assert len({a.untyped_storage().data_ptr() for a in arrays}) == 1
+    assert len({id(c.test) for c in federation.clients}) <= 5  # one per domain
+    rows = torch.cat([c.train for c in federation.clients]).sort().values
+    assert torch.equal(rows, torch.as_tensor(dataset.train))
+    assert federation.to("cpu") is federation and federation.to("meta").device.type == "meta"
+
+
+def test_the_type_of_a_client_is_its_most_frequent_domain():
+    g = torch.Generator().manual_seed(0)
+    values = torch.randint(0, 6, (200,), generator=g)
+    parts = torch.randperm(200, generator=g).split([1, 2, 3, 50, 7, 137])
+    wanted = [int(torch.bincount(values[p]).argmax()) for p in parts]
+    assert most_frequent(values, parts) == wanted
+    assert most_frequent(torch.tensor([2, 1, 1, 2]), [torch.arange(4)]) == [1]  # the smaller

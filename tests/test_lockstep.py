@@ -1,6 +1,7 @@
 """Lock-step is the loop up to rounding: the same batches, records and bytes, for every method."""
 
 import dataclasses
+import math
 import warnings
 
 import pytest
@@ -42,6 +43,14 @@ def double(monkeypatch):
 
 
 @pytest.fixture
+def threads():
+    """Sets how many threads torch has, until the test ends."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def ragged(images) -> Federation:
     """Six clients of different sizes, images as doubles."""
     clients = []
@@ -76,9 +85,10 @@ def apart(a, b):
         for name in ("train_loss", "train_acc"):
             mine, other = getattr(r, name), getattr(s, name)
             found += [abs(mine[i] - other[i]) for i in mine]
-        for name in ("test_loss", "test_acc", "personal_loss", "personal_acc"):
-            mine, other = getattr(r, name) or [], getattr(s, name) or []
-            found += [abs(x - y) for x, y in zip(mine, other)]
+        for name in ("test_loss", "test_acc", "personal_loss", "personal_acc", "personal_f1"):
+            mine, other = getattr(r, name), getattr(s, name)
+            assert (mine is None) == (other is None)
+            found += [abs(x - y) for x, y in zip(mine or [], other or [])]
     return max(found)
 
 
@@ -96,6 +106,66 @@ def test_every_method_is_the_same_up_to_rounding(name, ragged, double):
     assert loop.engine == "loop"
     assert lockstep.engine == ("loop" if name in ALONE else "lockstep")
     assert apart(loop, lockstep) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "lg_fedavg", "fedgcr", "moon"])
+def test_chunks_side_by_side_are_the_same(name, ragged, double, threads):
+    """One thread or three, chunks of one client or of four: the same federation comes out."""
+    options = {"lr": 0.05, "batch_size": 4} | OPTIONS.get(name, {})
+    model = model_for(name, ragged).double()
+    method = methods.get(name, **options)
+    if name == "moon":
+        method = method.replace(objective=(*method.objective, Layers()))
+    loop, alone = both(method, ragged, model)
+    threads(3)
+    for together in (1, 4):
+        _, beside = both(method, ragged, model, together=together)
+        assert torch.get_num_threads() == 3
+        assert len(beside._engine.chunks(6, 4)) > 1 and apart(loop, beside) < 1e-9
+
+
+class Layers(Objective):
+    """Calls the whole model and a layer of it, which must be the client's own."""
+
+    def __call__(self, local, batch, sent, memory):
+        return 0.1 * (batch.model(batch.x) + local.model.head(batch.z)).square().mean()
+
+
+def test_chunks_hold_everybody_once_and_share_the_work(ragged, threads):
+    run = simulate(
+        methods.get("fedavg", batch_size=16),
+        ragged,
+        model_for("fedavg", ragged).double(),
+        device="cpu",
+        quiet=True,
+        engine="lockstep",
+    )
+    for many in (1, 2, 3):
+        threads(many)
+        for clients in (1, 2, 7, 10, 50):
+            chunks = [list(range(clients)[c]) for c in run._engine.chunks(clients, 16)]
+            assert sorted(sum(chunks, [])) == list(range(clients))
+            sizes = [len(c) for c in chunks]
+            assert max(sizes) <= 4 and max(sizes) - min(sizes) <= 1
+            assert all(c == sorted(c) for c in chunks)  # largest clients first
+
+
+@pytest.mark.parametrize("together", [2, 6])
+def test_personal_models_are_tested_together(together, ragged, double):
+    """Test sets of every size, one of them empty, and batches smaller than any of them."""
+    clients = []
+    for k, c in enumerate(ragged.clients):
+        clients.append(dataclasses.replace(c, test=c.train.repeat(2)[: 5 * k]))
+    federation = dataclasses.replace(ragged, clients=tuple(clients))
+    method = methods.get("ditto", lr=0.1, batch_size=4)
+    model = model_for("ditto", federation).double()
+    loop, lockstep = both(method, federation, model, 2, together=together)
+    found = lockstep._engine.personal(2, batch=4)
+    for name in ("loss", "acc", "f1"):
+        wanted = getattr(loop._personal(2), name)
+        assert math.isnan(wanted[0]) and math.isnan(getattr(found, name)[0])
+        assert wanted[1:] == pytest.approx(getattr(found, name)[1:], abs=1e-9)
+    assert len(set(found.loss[1:])) == 5
 
 
 @pytest.mark.parametrize("norm", ["channels", "vmap"])
@@ -246,7 +316,7 @@ def test_one_clients_view_is_its_own_model(ragged):
     starts = []
     for scale in (1.0, 2.0):
         starts.append({n: scale * p.detach() for n, p in model.named_parameters()})
-    stack = Stack(model, starts, "channels")
+    stack = Stack(model, "channels").begin(starts)
     view = ClientModel(model, stack.of(1), {})
     assert isinstance(view, Classifier) and isinstance(view.head, nn.Linear)
     x = ragged.inputs(torch.arange(3))
@@ -276,7 +346,8 @@ class Calls(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name, model", [("fedavg", "cnn"), ("fedavg", "resnet_gn"), ("fgpt", "")])
-def test_a_fifth_of_the_operator_calls_with_ten_clients(name, model):
+def test_a_fifth_of_the_operator_calls_with_ten_clients(name, model, threads):
+    threads(1)  # calls are counted in this one
     g = torch.Generator().manual_seed(0)
     clients = []
     for _ in range(10):
@@ -288,7 +359,8 @@ def test_a_fifth_of_the_operator_calls_with_ten_clients(name, model):
     counted = {}
     for engine in ("loop", "lockstep"):
         method = methods.get(name, batch_size=8, epochs=1)
-        run = simulate(method, federation, net, device="cpu", quiet=True, engine=engine)
+        device = Device("cpu", together=10)  # one chunk
+        run = simulate(method, federation, net, device=device, quiet=True, engine=engine)
         reports = [Report(id=c.id, size=96) for c in federation.clients]
         with Calls() as calls:
             for _ in run._engine(reports, 1, Traffic()):

@@ -51,6 +51,15 @@ def test_dependencies_have_floors_only():
     assert not [spec for _, spec in wanted if "<" in spec or "==" in spec or "~" in spec]
 
 
+def test_check_asks_for_what_pip_installs():
+    from fedbook.check import OPTIONAL, WANTED
+
+    text = (ROOT / "pyproject.toml").read_text()
+    core, _, extras = text.partition("[project.optional-dependencies]")
+    assert [name for name in WANTED if f'"{name}' not in core] == []
+    assert [name for name in OPTIONAL if f'"{name}' not in extras or f'"{name}' in core] == []
+
+
 @pytest.mark.parametrize(
     "tool", [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]]
 )

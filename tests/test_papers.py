@@ -16,11 +16,12 @@ from fedbook.papers.fedgcr import scales as fedgcr
 from fedbook.papers.reproduce import Estimate, overview
 from fedbook.papers.rows import Row, read_csv, read_rows
 from fedbook.papers.spec import ordering, tolerance
+from fedbook.papers.tune import best, scores, trial
 from fedbook.results import Store
 
 ROOT = Path(__file__).parents[1]
 IID = {"name": "iid", "clients": 4}
-STUDIES = ["fedgcr/quirks", "fedgcr/grouping", "fedgcr/protocols", "client2vec/local"]
+STUDIES = ["fedgcr/quirks", "fedgcr/grouping", "fedgcr/size", "client2vec/local"]
 STUDIES += ["grp_fed/fig4_own", "grp_fed/printed", "grp_fed/weights", "grp_fed/choices"]
 STUDIES += ["fgpt/unseen", "fgpt/prompt_rate"]
 
@@ -147,7 +148,7 @@ def test_clusters_keep_their_distance_from_the_number_of_types():
 def test_a_table_may_have_seeds_of_its_own():
     assert (
         papers.get("fedgcr/table1").seeds("laptop") == 3
-        and papers.get("fedgcr/table4").seeds("laptop") == 1
+        and papers.get("fedgcr/table3").seeds("laptop") == 1
     )
     assert (
         papers.get("fedgcr/table3").seeds("laptop", 2) == 2
@@ -164,7 +165,7 @@ def test_the_study_of_quirks_changes_one_thing_at_a_time():
         }
         for flag in (1, 0)
     )
-    main = {r.experiment.key for r in papers.get("fedgcr/table6").runs("laptop")}
+    main = {r.experiment.key for r in papers.get("fedgcr/table1").runs("laptop")}
     assert set(on) == set(off) == set(fedgcr.STUDY) and {e.key for e in off.values()} < main
     assert on["fedsam_lr_x10"].method["lr"] == pytest.approx(10 * off["fedsam_lr_x10"].method["lr"])
     assert on["prompt_tiling"].model == {**off["prompt_tiling"].model, "tiled": True}
@@ -314,22 +315,56 @@ def test_experiments_differ_where_rows_differ():
 
 
 def test_every_method_has_a_look_of_its_own():
-    keys = (
-        "fedavg fedavgm feddyn moon fedlc fediir afl q_ffl term harmofl fedsam fedmix local "
-        "per_fedavg pfedme "
-    )
-    keys += "lg_fedavg pt_fedavg pfedhn fed_dualprompt fedgcr client2vec grp_fed fgpt"
-    assert list(plots.METHODS) == keys.split()
+    from fedbook import methods
+
     looks = [
-        tuple(plots.look(m)[k] for k in ("color", "marker", "linestyle"))
-        for m in (*plots.METHODS, *plots.RELATIVES)
+        tuple(plots.look(m)[k] for k in ("color", "marker", "linestyle")) for m in plots.METHODS
     ]
     assert len(set(looks)) == len(looks)
-    assert {look[0] for look in looks} <= set(plots.OKABE_ITO)
-    assert {r.method for s in papers.specs().values() for r in s.rows} <= {
-        *plots.METHODS,
-        *plots.RELATIVES,
-    }
+    assert {look[0] for look in looks} <= {*plots.OKABE_ITO, plots.GREY} - {plots.YELLOW}
+    assert set(methods.names()) <= set(plots.METHODS)
+    assert {r.method for s in papers.specs().values() for r in s.rows} <= set(plots.METHODS)
+
+
+@pytest.mark.parametrize("id", [s.id for s in papers.specs().values() if s.rows])
+def test_no_two_methods_of_a_figure_look_alike(id):
+    shown = {r.method for r in papers.get(id).rows}
+    for part in ("color", "marker", "label"):
+        found = [plots.look(m)[part] for m in sorted(shown)]
+        assert len(set(found)) == len(found), (part, shown)
+
+
+def test_points_of_categories_are_not_joined_and_carry_their_seeds():
+    import matplotlib.pyplot as plt
+
+    fig, ax = plt.subplots()
+    found = {"fedavg": {"a": [1.0, 3.0], "b": [2.0]}, "fedgcr": {"b": [5.0, 5.0]}}
+    plots.dodged(found, ["a", "b"], ["first", "second"], ax)
+    assert all(line.get_linestyle() == "None" for line in ax.lines if line.get_label()[0] != "_")
+    bars = [c for container in ax.containers for c in container[2]]
+    ends = bars[0].get_segments()
+    assert ends[0][:, 1].tolist() == [1.0, 3.0] and ends[1][:, 1].tolist() == [2.0, 2.0]
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["first", "second"]
+    assert plots.over_seeds([[0.1, 0.1, 0.1]])[1] == [[0.0], [0.0]]
+    plt.close(fig)
+
+
+def test_legends_lie_outside_and_cut_axes_are_marked():
+    fig, axes = plots.panels(2)
+    for ax, low in zip(axes, (0, 40)):
+        plots.curves({"fedavg": [[50, 60]], "fedgcr": [[45, 70]]}, [1, 2], ax=ax)
+        ax.set_ylim(low, 80)
+    before = [len(ax.lines) for ax in axes]
+    plots.legend_outside(fig, axes)
+    assert [ax.get_legend() for ax in axes] == [None, None] and len(fig.legends) == 1
+    assert [t.get_text() for t in fig.legends[0].get_texts()] == ["FedAvg", "FedGCR"]
+    assert [len(ax.lines) - n for ax, n in zip(axes, before)] == [0, 2]
+    fig.canvas.draw()
+    box = fig.legends[0].get_window_extent()
+    assert not any(box.overlaps(ax.get_window_extent()) for ax in axes)
+    alone = plots.curves({"fedavg": [[1, 2]]}, [1, 2])
+    alone.figure.canvas.draw()
+    assert not alone.get_legend().get_window_extent().overlaps(alone.get_window_extent())
 
 
 def test_a_figure_is_saved_whole_with_its_description(tmp_path):
@@ -346,6 +381,7 @@ def test_a_figure_is_saved_whole_with_its_description(tmp_path):
     assert {p.suffix for p in paths} == {".png", ".pdf"} and all(
         p.stat().st_size > 1000 for p in paths
     )
+    assert Image.open(paths[0]).info["dpi"] == pytest.approx((200, 200), abs=0.1)
     assert Image.open(paths[0]).info["Description"] == "two lines that rise"
     assert (tmp_path / "figures" / "demo.txt").read_text() == "two lines that rise\n"
     (tmp_path / "file").write_text("")
@@ -426,6 +462,37 @@ def test_stored_results_are_still_found(key):
             if run.result is not None:
                 found.add(run.experiment.key)
     assert len(found) >= STORED[key]
+
+
+@pytest.mark.parametrize("key", papers.PAPERS)
+def test_every_stored_key_is_asked_for(key):
+    """A stored run that no table, figure or grid asks for would be carried along unseen."""
+    paper = papers.PAPERS[key]
+    asked: dict[str, set[str]] = {}
+    for scale in ("laptop", "paper"):
+        for spec in paper.specs.values():
+            for run in spec.plan(scale, 5):
+                asked.setdefault(run.experiment.key, set()).add(spec.id)
+    stored = Store(ROOT / "results").load()
+    mine = [r for r in stored if r["spec"].startswith(f"{key}/") and r["spec"] != f"{key}/grid"]
+    assert mine and [r["key"] for r in mine if r["key"] not in asked] == []
+
+
+@pytest.mark.parametrize("key", papers.PAPERS)
+def test_every_stored_trial_is_asked_for(key):
+    paper = papers.PAPERS[key]
+    if paper.grid is None:
+        pytest.skip("nothing is tuned")
+    results = Store(ROOT / "results").keys()
+    asked = set()
+    for method, tried in scores(paper, "laptop", results).items():
+        first = paper.grid.first(method)
+        options = first + (paper.grid.second(method, best(tried)) if len(tried) else [])
+        for o in options:
+            for setting in paper.grid.on:
+                asked.add(trial(paper, "laptop", method, o, setting).key)
+    mine = [k for k, r in results.items() if r["spec"] == f"{key}/grid"]
+    assert [k for k in mine if k not in asked] == []
 
 
 def test_what_is_stored_has_one_shape():

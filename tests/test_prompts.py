@@ -1,7 +1,6 @@
 """The prompted ViT: what must hold exactly, whatever the weights are."""
 
 import copy
-import json
 import math
 
 import pytest
@@ -16,7 +15,6 @@ from fedbook import methods
 from fedbook.errors import FedbookError
 from fedbook.federation import Federation
 from fedbook.models import build
-from fedbook.models.bench_prompts import LABELS, bench_prompts, main
 from fedbook.models.prompts import (
     BUILDERS,
     FGPT,
@@ -568,29 +566,6 @@ def test_paper_scale_steps_run():
         torch.optim.SGD(trainable(m).values(), lr=0.1).step()
         moved = {n.split(".")[0] for n, p in trainable(m).items() if not torch.equal(p, before[n])}
         assert moved == {"prompts", "head", "gc_net" if kind == "fedgc" else "groups"}
-
-
-def test_bench_measures_its_steps_and_restores_the_threads(net):
-    torch.set_num_threads(2)
-    result = bench_prompts(batch=2, repeats=2, backbone=net.float())
-    assert torch.get_num_threads() == 2
-    torch.set_num_threads(1)
-    assert set(result["images_per_second"]) == set(result["kept_is_faster_than"]) == set(LABELS)
-    assert all(v > 0 for v in result["images_per_second"].values())
-    assert result["kept_is_faster_than"]["kept"] == 1
-    assert result["settings"]["backbone"] == "VisionTransformer"
-
-
-def test_bench_prints_what_it_measured(capsys, monkeypatch):
-    fake = {
-        "images_per_second": {"kept": 130.0, "nothing": 100.0, "bare": 120.0},
-        "kept_is_faster_than": {"kept": 1.0, "nothing": 1.31, "bare": 1.08},
-    }
-    monkeypatch.setattr("fedbook.models.bench_prompts.bench_prompts", lambda: fake)
-    assert main(json=True) == 0 and json.loads(capsys.readouterr().out) == fake
-    assert main() == 0
-    rows = [line.split()[-2:] for line in capsys.readouterr().out.splitlines()[1:]]
-    assert rows == [["130", "1.00"], ["100", "1.31"], ["120", "1.08"]]
 
 
 def test_timm_is_imported_only_when_used():

@@ -8,7 +8,7 @@ import warnings
 import pytest
 
 from fedbook import FedbookError
-from fedbook.results import Store, config_key, default_folder
+from fedbook.results import FORMAT, Store, config_key, default_folder
 
 
 def line(seed=0, value=1.0, **config):
@@ -54,7 +54,7 @@ def test_torn_last_line_is_reported_ignored_and_removed(tmp_path):
     store, path = Store(tmp_path), tmp_path / "a.jsonl"
     store.append(line(0), "a")
     whole = path.read_bytes()
-    for cut in (1, len(whole) // 2, len(whole) - 2):
+    for cut in (1, 60, len(json.dumps(line(1))) - 2):
         path.write_bytes(whole + json.dumps(line(1)).encode()[:cut])
         with pytest.warns(UserWarning, match="line 2 is broken or unfinished"):
             assert len(Store(tmp_path).load()) == 1
@@ -74,6 +74,38 @@ def test_a_whole_last_line_without_newline_is_kept(tmp_path):
     assert [r["seed"] for r in store.load()] == [0, 1]
 
 
+def test_lines_carry_their_format_and_older_ones_are_read(tmp_path):
+    store, path = Store(tmp_path), tmp_path / "a.jsonl"
+    store.append(line(0), "a")
+    assert json.loads(path.read_text())["format"] == FORMAT == 2
+    first = line(1) | {"metrics": {"avg": 0.5, "extra": {"weigh.0.q": 1.5, "update.step": 3}}}
+    unmarked = line(2) | {"metrics": {"avg": 0.5, "log": {"q": 1.5}}}
+    with path.open("a") as f:
+        f.write(json.dumps(first) + "\n" + json.dumps(unmarked) + "\n")
+    logs = [r["metrics"].get("log") for r in Store(tmp_path).load()]
+    assert logs == [None, {"q": 1.5, "step": 3}, {"q": 1.5}]
+    assert all("extra" not in r["metrics"] for r in Store(tmp_path).load())
+
+
+@pytest.mark.parametrize("number", [0, 3, "2", None])
+def test_a_line_of_an_unknown_format_is_refused_with_a_hint(tmp_path, number):
+    text = json.dumps(line(0)) + "\n" + json.dumps(line(1) | {"format": number}) + "\n"
+    (tmp_path / "a.jsonl").write_text(text)
+    with pytest.raises(FedbookError, match="line 2 has format .*, this fedbook reads 1 to 2"):
+        Store(tmp_path).load()
+    assert (tmp_path / "a.jsonl").read_text() == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"a":NaN}', "7", "null", "[]", '{"key":1, "config": [], "metrics": 1}'],
+)
+def test_what_is_no_result_is_reported_and_ignored(tmp_path, text):
+    (tmp_path / "a.jsonl").write_text(text + "\n" + json.dumps(line(1)) + "\n")
+    with pytest.warns(UserWarning, match="line 1"):
+        assert [r["seed"] for r in Store(tmp_path).load()] == [1]
+
+
 def test_an_edited_configuration_no_longer_fits_its_key(tmp_path):
     forged = {**line(0), "config": {"seed": 99}}
     (tmp_path / "a.jsonl").write_text(json.dumps(forged) + "\n" + json.dumps(line(1)) + "\n")
@@ -90,7 +122,7 @@ def test_full_disk_leaves_the_file_as_it_was(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(FedbookError, match="No space left on device.*nothing half-written"):
+    with pytest.raises(FedbookError, match="no space left.*nothing half-written"):
         store.append(line(1), "a")
     assert path.read_bytes() == before
 

@@ -1,5 +1,8 @@
 """What the notebooks lean on: sliders, figures with descriptions, answers, the opening line."""
 
+import base64
+from xml.etree import ElementTree
+
 import matplotlib
 
 matplotlib.use("Agg")
@@ -49,13 +52,24 @@ def test_a_slider_needs_values(values):
 
 def test_show_keeps_the_description_and_closes(monkeypatch):
     seen = {}
-    monkeypatch.setattr(
-        "IPython.display.display", lambda fig, metadata: seen.update(fig=fig, metadata=metadata)
-    )
+
+    def display(data, raw, metadata):
+        seen.update(data=data, raw=raw, metadata=metadata)
+
+    monkeypatch.setattr("IPython.display.display", display)
     fig = plt.figure()
-    show(fig, alt="a line that rises")
-    assert seen["fig"] is fig and seen["metadata"] == {"image/png": {"alt": "a line that rises"}}
+    show(fig, alt='a line that rises: from 0.5 to "1 & more". It is black.')
+    assert seen["raw"] and seen["metadata"]["image/png"]["alt"].startswith("a line that rises")
     assert not plt.fignum_exists(fig.number)
+    html = ElementTree.fromstring(seen["data"]["text/html"].replace('100%">', '100%"/>'))
+    image, caption = html.find("img"), html.find("figcaption")
+    assert html.tag == "figure" and caption.text == "a line that rises."
+    assert image.get("alt") == 'a line that rises: from 0.5 to "1 & more". It is black.'
+    png = image.get("src").removeprefix("data:image/png;base64,")
+    assert png == seen["data"]["image/png"] and base64.b64decode(png)[1:4] == b"PNG"
+    assert seen["data"]["text/plain"].startswith("<Figure size")
+    show(plt.figure(), alt="a line", caption="Figure 1: <loss>")
+    assert "<figcaption>Figure 1: &lt;loss&gt;</figcaption>" in seen["data"]["text/html"]
     with pytest.raises(FedbookError, match="description"):
         show(fig, alt=" ")
 

@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from fedbook.cli import names, runs, tables, tools
+from fedbook.cli import look, names, runs, tables, tools
 from fedbook.cli.shell import RAW, Commands, Parser, say
 from fedbook.errors import FedbookError
 
@@ -22,7 +22,7 @@ EXAMPLES = """examples:
   fedbook claims                                  what the papers claim, and what we can tell
   fedbook run fedavgm digits5_offline --rounds 20 --set lr=0.05 --set partition.dif=10
 """
-FAMILIES = (tables, runs, names, tools)
+FAMILIES = (tables, runs, look, names, tools)
 
 
 def parser(command: str = "") -> argparse.ArgumentParser:

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 
 def add(commands: Commands) -> None:
-    commands.add("list", list_, "fedbook list --json")
+    p = commands.add("list", list_, "fedbook list fedgcr ablation")
+    help = "only those in whose id or title all words occur"
+    p.add_argument("words", nargs="*", metavar="WORD", help=help)
     example = "fedbook reproduce fedgcr/table1 client2vec/table1 --scale laptop --jobs 2"
     p = commands.add("reproduce", reproduce, example)
     help = "tables and figures; none: the headline set"
@@ -67,12 +69,18 @@ def list_(args: argparse.Namespace) -> int:
     from fedbook.papers.reproduce import overview
 
     scales = papers.scales()
-    out = overview(papers.specs().values(), scales, store_of(args).keys())
+    known = list(papers.specs().values())
+    for word in args.words:
+        known = [s for s in known if word.lower() in f"{s.id} {s.kind} {s.title}".lower()]
+    if not known:
+        hint = "`fedbook list` shows all"
+        raise FedbookError(f"no table or figure fits {' '.join(args.words)!r}", hint)
+    out = overview(known, scales, store_of(args).keys())
     if args.json:
         as_json(out)
         return 0
     columns = "".join(f"{s:8}" for s in scales)
-    print(f"{'id':19} {'kind':6}  {columns}title   (done/runs; est. = seconds of one process)")
+    print(f"{'id':18} {columns}title (runs: stored/planned)")
     for e in out:
         cells = ""
         cost = []
@@ -80,11 +88,21 @@ def list_(args: argparse.Namespace) -> int:
             done = f"{s['done']}/{s['runs']}" if s["runs"] else "-"
             cells += f"{done:8}"
             if s["seconds"] and s["done"] < s["runs"]:
-                cost.append(f"{scale} est. {s['seconds']:.0f} s")
-        title = e["title"] if len(e["title"]) < 60 else e["title"][:57] + "..."
-        note = f"  [{', '.join(cost)}]" if cost else ""
-        print(f"{e['id']:19} {e['kind']:6}  {cells}{title}{note}")
+                cost.append(f"{scale} ~{_duration(s['seconds'] * (1 - s['done'] / s['runs']))}")
+        note = f" [{', '.join(cost)}]" if cost else ""
+        head = f"{e['id']:18} {cells}"
+        room = 80 - len(head) - len(note)
+        title = e["title"] if len(e["title"]) <= room else e["title"][: room - 3] + "..."
+        print(f"{head}{title}{note}")
     return 0
+
+
+def _duration(seconds: float) -> str:
+    """A time in at most six characters."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def reproduce(args: argparse.Namespace) -> int:

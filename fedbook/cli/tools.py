@@ -7,16 +7,18 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from fedbook.cli.shell import Commands, as_json, positive, store_of
+from fedbook.cli.shell import Commands, as_json, store_of
 from fedbook.errors import FedbookError
 
 
 def add(commands: Commands) -> None:
     commands.add("check", check, "fedbook check")
-    p = commands.add("bench", bench, "fedbook bench --json", results=False)
-    p.add_argument("what", nargs="?", choices=("round", "prompts", "index"), default="round")
-    p.add_argument("--rounds", type=positive, default=1, help="rounds per repeat")
-    p.add_argument("--repeats", type=positive, default=11)
+    p = commands.add("bench", bench, "fedbook bench engines --json", results=False)
+    what = ("engines", "peers", "growth", "limit", "prompts", "index", "bare")
+    help = "both engines, other libraries, growth, the limit; a step with prompts, of the index"
+    p.add_argument("what", nargs="?", choices=what, default="engines", help=help)
+    p.add_argument("--figures", metavar="DIR", help="where pictures of the growth go")
+    p.add_argument("--markdown", action="store_true", help="engines and peers as a Markdown table")
     p = commands.add("badges", badges, "fedbook badges --repo OWNER/NAME", results=False)
     p.add_argument("--repo", metavar="OWNER/NAME", required=True, help="on GitHub")
     p = commands.add("book", book, "fedbook book build", results=False)
@@ -70,25 +72,11 @@ def book(args: argparse.Namespace) -> int:
 
 
 def bench(args: argparse.Namespace) -> int:
-    """Seconds per round against a bare loop, memory against the number of clients; or of a step
-    with prompts, of Client2Vec's index.
-    """
-    if args.what == "prompts":
-        from fedbook.models.bench_prompts import main as bench_prompts
+    """Speed and memory: both engines, other libraries, growth, the limit, single steps."""
+    from fedbook.bench import measure
 
-        return bench_prompts(json=args.json)
-    if args.what == "index":
-        from fedbook.models.dsa_ign import bench_index
-
-        found = bench_index()
-        ratio = f"{found['stock_over_ours']:.2f} times as fast as torch's encoder with its dropout"
-        as_json(found) if args.json else print(f"DSA-IGN steps {ratio}")
-        return 0
-    from fedbook.bench import bench as measure
-    from fedbook.bench import text
-
-    out = measure(rounds=args.rounds, repeats=args.repeats)
-    as_json(out) if args.json else print(text(out))
+    out, said = measure(args.what, args.figures, args.markdown)
+    as_json(out) if args.json else print(said)
     return 0
 
 

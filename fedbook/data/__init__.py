@@ -7,12 +7,14 @@ from __future__ import annotations
 from fedbook.data import partition
 from fedbook.data.catalogue import fetch, from_folders, from_npz, info, load, names, verify
 from fedbook.data.dataset import Dataset
+from fedbook.data.outside import from_outside
 
 __all__ = [
     "Dataset",
     "fetch",
     "from_folders",
     "from_npz",
+    "from_outside",
     "info",
     "load",
     "names",

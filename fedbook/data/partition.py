@@ -8,8 +8,9 @@ an error with its reason; nothing is retried without a bound.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -266,7 +267,7 @@ def test_by_domain(
     kinds = [int(t) for t in types]
     _require(mode in ("shared", "split"), f'mode must be "shared" or "split", got {mode!r}')
     _require(_number(ratio) and ratio > 0, f"ratio must be positive, got {ratio!r}")
-    slices: dict[int, list[np.ndarray]] = {}
+    slices: dict[int, Iterator[np.ndarray]] = {}
     for t in sorted(set(kinds)):
         pool, n = rows[column[rows] == t], kinds.count(t)
         if len(pool) < (1 if mode == "shared" else n):
@@ -274,12 +275,11 @@ def test_by_domain(
                 f"domain {t} has {len(pool)} test samples for {n} clients", 'use mode="shared"'
             )
         if mode == "shared":
-            slices[t] = [pool] * n
+            slices[t] = itertools.repeat(pool)
         else:
-            slices[t] = np.split(
-                pool, np.cumsum(_whole_shares(ratio ** np.arange(n), len(pool), least=1))[:-1]
-            )
-    return [slices[t].pop(0) for t in kinds]
+            ends = np.cumsum(_whole_shares(ratio ** np.arange(n), len(pool), least=1))
+            slices[t] = iter(np.split(pool, ends[:-1]))
+    return [next(slices[t]) for t in kinds]
 
 
 test_by_domain.__test__ = False  # type: ignore[attr-defined]  # the name starts with "test", yet it is no test
@@ -653,7 +653,7 @@ def split(dataset: Any, rows: Any, how: str, seed: int = 0, **options: Any) -> P
             )
             return pachinko(dataset.y, dataset.extra["coarse"], seed=seed, **options)
         return HOW[how](dataset.y, seed=seed, **options)
-    except TypeError as error:
+    except (TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
         raise FedbookError(
             f"{how}: {str(error).split('() ')[-1]}", f"see help(fedbook.data.partition.{how})"
         ) from error
@@ -672,7 +672,7 @@ HOW: dict[str, Any] = {
 # helpers
 
 
-def _require(condition: bool, message: str, hint: str = "") -> None:
+def _require(condition: bool, message: str, hint: str = "see help(fedbook.data.partition)") -> None:
     if not condition:
         raise FedbookError(message, hint)
 

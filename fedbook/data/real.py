@@ -9,6 +9,7 @@ import shutil
 import tarfile
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from fedbook.data.corruptions import NAMES as CORRUPTIONS
 from fedbook.data.corruptions import corrupt
 from fedbook.data.dataset import Columns, to_images
 from fedbook.errors import FedbookError
+from fedbook.files import UNREADABLE
 
 Read = tuple[Columns, dict[str, Any]]
 
@@ -355,7 +357,7 @@ def _domainnet_images(
             )
         for path, s in lists[name]:
             if path.split("/")[1] in classes:
-                data = archive.read(path) if archive else (folder / path).read_bytes()
+                data = _member(archive, path) if archive else (folder / path).read_bytes()
                 x.append(_picture(io.BytesIO(data), size, path))
                 y.append(classes.index(path.split("/")[1]))
                 split.append(s)
@@ -368,6 +370,18 @@ def _domainnet_images(
         np.array(domain, np.int16),
         DOMAINNET,
     )
+
+
+def _member(archive: zipfile.ZipFile, name: str) -> bytes:
+    """A picture inside a zip file, read without unpacking anything to the disk."""
+    try:
+        if archive.getinfo(name).file_size > PICTURE_BYTES:
+            raise ValueError(f"it unpacks to {archive.getinfo(name).file_size:,} bytes")
+        return archive.read(name)
+    except UNREADABLE + (zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise FedbookError(
+            f"{archive.filename}: cannot read {name}: {error}", "fetch the archive again"
+        ) from error
 
 
 def folders(
@@ -415,16 +429,17 @@ def folders(
     )
 
 
+PICTURE_BYTES = 1 << 26  # no picture in an archive is larger
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp"}
 
 
 def _picture(source: Any, size: int, name: str) -> np.ndarray:
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     try:
         with Image.open(source) as image:
             return np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
-    except (UnidentifiedImageError, OSError, SyntaxError) as error:
+    except UNREADABLE + (SyntaxError, Image.DecompressionBombError) as error:
         raise FedbookError(
             f"{name} is no readable picture: {error}", "delete it or fetch it again"
         ) from error
@@ -574,7 +589,7 @@ def fetch_tiny_imagenet(name: str, folder: Path, quiet: bool) -> Columns:
             side, *_, file = path.removeprefix(home).split("/")
             if side not in ("train", "val"):
                 continue
-            x.append(_picture(io.BytesIO(archive.read(path)), 64, path))
+            x.append(_picture(io.BytesIO(_member(archive, path)), 64, path))
             y.append(synsets.index(file.split("_")[0] if side == "train" else where[file]))
             split.append(int(side == "val"))
     names = [words[s].split(",")[0] for s in synsets]
@@ -628,9 +643,14 @@ def _archive(
             inside, c = archive.extractfile(member), label(Path(member.name))
             if c is None or inside is None:
                 continue
+            if member.size > PICTURE_BYTES:
+                raise FedbookError(
+                    f"{path}: {member.name} unpacks to {member.size:,} bytes, no picture does",
+                    "do not use this archive",
+                )
             try:
                 picture = Image.open(io.BytesIO(inside.read())).convert("L" if grey else "RGB")
-            except OSError:
+            except UNREADABLE + (SyntaxError, Image.DecompressionBombError):
                 continue
             x.append(np.asarray(picture.resize((size, size), Image.Resampling.BILINEAR)))
             y.append(c)

@@ -34,6 +34,7 @@ import numpy as np
 from fedbook.data import store
 from fedbook.data.dataset import Columns
 from fedbook.errors import FedbookError
+from fedbook.files import UNREADABLE
 
 VERSION = 1  # of the generator
 ALPHABET = (
@@ -233,13 +234,15 @@ def read_leaf(files: list[Path]) -> list[tuple[str, np.ndarray, np.ndarray]]:
     for path in files:
         try:
             for user, data in json.loads(path.read_text())["user_data"].items():
+                if len({len(x) + len(y) for x, y in zip(data["x"], data["y"], strict=True)}) != 1:
+                    raise ValueError(f"the samples of {user!r} are not of one length")
                 text = "".join(x + y for x, y in zip(data["x"], data["y"], strict=True))
                 codes = CODE[np.frombuffer(text.encode("latin-1", "replace"), np.uint8)]
                 codes[codes < 0] = ALPHABET.index(" ")
                 held.setdefault(user, {}).setdefault(path.parent.name, []).append(
                     codes.reshape(len(data["y"]), -1)
                 )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except UNREADABLE as error:
             raise FedbookError(
                 f"{path.name} is not a file of LEAF's Shakespeare: {error}", "make it again"
             ) from None

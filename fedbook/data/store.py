@@ -8,11 +8,9 @@ counts of every pack from its fetch or first load on.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
-import tempfile
 import urllib.error
 import urllib.request
 import zipfile
@@ -20,14 +18,20 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from fedbook.data.dataset import Columns
 from fedbook.errors import FedbookError
+from fedbook.files import UNREADABLE, locked, refused, write_atomically
 
 CHUNK = 1 << 20
+BOMB_BYTES = 1 << 30  # what unpacks to more than this
+BOMB_RATIO = 200  # and to so many times its size is refused
+MANY = 100_000  # classes or domains that may go without names
+AGAIN = "delete it and fetch or make it again"
+ELSEWHERE = "free some space or set FEDBOOK_DATA to a folder of your own"
 
 
 def root() -> Path:
@@ -62,42 +66,6 @@ def _digest(path: Path, state: Any) -> str:
     return state.hexdigest()
 
 
-@contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears under its name only when it is complete; whatever goes wrong, nothing is
-    left behind.
-    """
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as f:
-            temporary = f.name
-            yield f  # type: ignore[misc]
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise _disk(path, error) from error
-    finally:
-        if temporary and os.path.exists(temporary):
-            os.unlink(temporary)
-
-
-def _disk(path: Path, error: OSError) -> FedbookError:
-    if error.errno == errno.ENOSPC:
-        return FedbookError(
-            f"no space left while writing {path}", "free some, or set FEDBOOK_DATA to a larger disk"
-        )
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return FedbookError(
-            f"no permission to write {path}", "set FEDBOOK_DATA to a folder of your own"
-        )
-    return FedbookError(
-        f"cannot write {path}: {error.strerror or error}", "check the folder, or set FEDBOOK_DATA"
-    )
-
-
 # --------------------------------------------------------------------------------------------------
 # packs
 
@@ -106,24 +74,23 @@ def read_pack(path: Path) -> Columns:
     """A pack, read in full (zip checks every byte's CRC) and checked for shape; anything else is an
     error.
     """
-    again = "delete it and fetch or make it again"
     if not path.is_file():
         raise FedbookError(f"there is no file {path}", "check the path")
     try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+        if size > max(BOMB_BYTES, BOMB_RATIO * path.stat().st_size):
+            raise ValueError(f"its {path.stat().st_size:,} bytes would unpack to {size:,}")
         with np.load(path, allow_pickle=False) as pack:
             columns = {k: pack[k] for k in pack.files}
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        EOFError,
-        ValueError,
-        KeyError,
-        OSError,
-        NotImplementedError,
-    ) as error:
-        raise FedbookError(
-            f"{path} is broken or cut short: {error}".replace("\n", " "), again
-        ) from error
+        return _columns(path, columns)
+    except UNREADABLE + (zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise FedbookError(f"{path} is broken or cut short: {said}", AGAIN) from error
+
+
+def _columns(path: Path, columns: dict[str, np.ndarray]) -> Columns:
+    """What a pack holds, checked."""
     missing = [k for k in ("x", "y", "split") if k not in columns]
     if missing:
         raise FedbookError(
@@ -139,19 +106,26 @@ def read_pack(path: Path) -> Columns:
         raise FedbookError(
             f"{path}: x, y, split have shapes {x.shape}, {y.shape}, {split.shape}", "one row each"
         )
+    if not min(x.shape):
+        raise FedbookError(f"{path}: x has shape {x.shape}", "pictures need at least one pixel")
     if not np.issubdtype(y.dtype, np.integer) or y.min() < 0 or not np.isin(split, (0, 1)).all():
-        raise FedbookError(f"{path}: y must be whole numbers >= 0 and split 0 or 1", again)
+        raise FedbookError(f"{path}: y must be whole numbers >= 0 and split 0 or 1", AGAIN)
+    if "class_names" not in columns and y.max() >= MANY:
+        raise FedbookError(f"{path}: label {int(y.max())} without class names", AGAIN)
     classes = [str(c) for c in columns.pop("class_names", np.arange(int(y.max()) + 1))]
     domains = [str(d) for d in columns.pop("domain_names", [])]
     domain = columns.pop("domain", None)
     if y.max() >= len(classes):
         raise FedbookError(
-            f"{path}: label {int(y.max())}, but only {len(classes)} class names", again
+            f"{path}: label {int(y.max())}, but only {len(classes)} class names", AGAIN
         )
     if domain is not None:
-        if len(domain) != len(x) or domain.min() < 0 or (domains and domain.max() >= len(domains)):
+        if domain.ndim != 1 or domain.dtype.kind not in "iu":
+            raise FedbookError(f"{path}: domain must be one whole number per row", AGAIN)
+        most = len(domains) or MANY
+        if len(domain) != len(x) or domain.min() < 0 or domain.max() >= most:
             raise FedbookError(
-                f"{path}: the domain column does not fit its {len(domains)} names", again
+                f"{path}: the domain column does not fit its {len(domains)} names", AGAIN
             )
         domains = domains or [f"domain {d}" for d in range(int(domain.max()) + 1)]
     extra = {
@@ -171,8 +145,8 @@ def write_pack(path: Path, columns: Columns) -> None:
     arrays["class_names"] = np.array(list(columns.class_names))
     if columns.domain is not None:
         arrays |= {"domain": columns.domain, "domain_names": np.array(list(columns.domain_names))}
-    with replacing(path) as f:
-        np.savez(f, **arrays)
+    with write_atomically(path, ELSEWHERE) as part:
+        np.savez(part, **arrays)
 
 
 def derived(name: str, make: Callable[[], Columns]) -> Columns:
@@ -188,8 +162,8 @@ def derived(name: str, make: Callable[[], Columns]) -> Columns:
     columns = make()
     try:
         write_pack(path, columns)
-        with replacing(path.with_suffix(".sha256")) as f:
-            f.write(sha256(path).encode())
+        with write_atomically(path.with_suffix(".sha256")) as part:
+            part.write_text(sha256(path))
     except (FedbookError, OSError):
         pass
     return columns
@@ -225,9 +199,11 @@ def record(path: Path, columns: Columns) -> dict[str, Any]:
 
 def _remember(folder: Path, key: str, entry: dict[str, Any]) -> None:
     try:
-        with replacing(folder / "manifest.json") as f:
-            f.write(json.dumps(manifest(folder) | {key: entry}, indent=1, sort_keys=True).encode())
-    except FedbookError:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder), write_atomically(folder / "manifest.json") as part:
+            known = manifest(folder) | {key: entry}
+            part.write_text(json.dumps(known, indent=1, sort_keys=True))
+    except (FedbookError, OSError):
         pass
 
 
@@ -277,13 +253,19 @@ def download(
     try:
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
-            _receive(url, part, quiet, timeout)
-            _check(part, url, md5, sha256, size)
-            os.replace(part, target)
+            with locked(part):
+                try:
+                    if not target.exists():  # another process may have been first
+                        _receive(url, part, quiet, timeout)
+                        _check(part, url, md5, sha256, size)
+                        os.replace(part, target)
+                finally:
+                    if part.exists() and not part.stat().st_size:
+                        part.unlink()
         else:
             _check(target, url, md5, sha256, size)
     except OSError as error:
-        raise _disk(part, error) from error
+        raise refused(part, error, ELSEWHERE) from error
     found = _digest(target, hashlib.sha256())
     if not (md5 or sha256):
         known = manifest(root()).get(url, {}).get("sha256", found)
@@ -328,7 +310,7 @@ def _receive(url: str, part: Path, quiet: bool, timeout: float) -> None:
         if (
             error.code == 416 and have
         ):  # nothing left to send, or the file became shorter: start again
-            part.unlink()
+            os.truncate(part, 0)
             return _receive(url, part, quiet, timeout)
         raise FedbookError(
             f"{url} answers {error.code} {error.reason}", "try later, or place the files by hand"

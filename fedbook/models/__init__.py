@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedbook import own
 from fedbook.errors import FedbookError
 from fedbook.federation import Federation
 from fedbook.models import convnets
@@ -37,7 +38,7 @@ def build(name: str, federation: Federation, seed: int = 0, **options: Any) -> n
     """A model for this federation's inputs and classes; the same seed gives the same initial
     weights.
     """
-    known = builders()
+    known = {name: own.load(name)} if own.is_own(name) else builders()
     if name not in known:
         near = difflib.get_close_matches(name, known, 1)
         raise FedbookError(
@@ -51,6 +52,13 @@ def build(name: str, federation: Federation, seed: int = 0, **options: Any) -> n
             raise FedbookError(
                 f"model {name!r} has no option {sorted(wrong)}", f"it takes {sorted(allowed)}"
             )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return builder(federation, **options)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return builder(federation, **options)
+    except (TypeError, ValueError, RuntimeError, ArithmeticError, LookupError) as error:
+        raise FedbookError(
+            f"model {name!r} cannot be built with {options} for inputs of shape "
+            f"{federation.input_shape}: {error}",
+            f"see help(fedbook.models) and its options {sorted(allowed)}",
+        ) from error

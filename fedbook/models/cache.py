@@ -2,8 +2,9 @@
 
 An entry holds one row per sample of a dataset and is named by what was computed, from which images
 and with which weights, so changing any of them is another entry. Only rows somebody asked for are
-computed (NaN elsewhere), behind a progress bar if there are many. Entries stay in memory (512 MB)
-and on disk (2 GB), the least recently used go first. The disk's folder is `FEDBOOK_CACHE`, else
+computed (NaN elsewhere), behind a progress bar if there are many; a pass that is stopped goes on
+from its last ten thousand. Entries stay in memory (512 MB) and on disk (2 GB), the least recently
+used go first. The disk's folder is `FEDBOOK_CACHE`, else
 fedbook/features in the user's cache folder; `FEDBOOK_CACHE=off` keeps nothing there.
 `FEDBOOK_CACHE_MEMORY_MB` and `FEDBOOK_CACHE_DISK_MB` change the budgets. Processes that want the
 same entry wait for the first to make it.
@@ -12,7 +13,10 @@ same entry wait for the first to make it.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import sys
+import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -23,12 +27,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from fedbook.errors import FedbookError
 from fedbook.federation import Federation
+from fedbook.files import UNREADABLE, locked, write_atomically
 from fedbook.models.backbones import weights_fingerprint
 
 MB = 2**20
 BATCH = 16  # a convolutional stem is fastest on small batches
+DAY = 24 * 3600
 MANY = 500  # rows worth a progress bar
+PAUSE = 60  # seconds between its lines in a log file
+SAVED = 10_000  # rows after which a long pass is written, so that a stopped one goes on from there
 
 
 def images_fingerprint(federation: Federation) -> str:
@@ -41,6 +50,10 @@ def images_fingerprint(federation: Federation) -> str:
 def rows_of(federation: Federation) -> Tensor:
     """Every sample some client trains or is tested on."""
     return torch.cat([i for c in federation.clients for i in (c.train, c.test)]).unique()
+
+
+def _sha256(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def _size(tensor: Tensor) -> int:
@@ -58,10 +71,22 @@ def _bar(missing: Tensor, key: str) -> Iterator[Tensor]:
 
     what = f"{key.split('-')[0]} of {len(missing):,} images, once"
     hidden = len(missing) < MANY or bool(os.environ.get("TQDM_DISABLE"))
-    with tqdm(total=len(missing), desc=what, disable=hidden) as bar:
+    redrawn = sys.stderr.isatty() or "ipykernel" in sys.modules
+    pace = {} if redrawn else {"mininterval": PAUSE, "maxinterval": PAUSE}
+    with tqdm(total=len(missing), desc=what, disable=hidden, **pace) as bar:
         for part in missing.split(BATCH):
             yield part
             bar.update(len(part))
+
+
+def _megabytes(variable: str, usual: int) -> int:
+    text = os.environ.get(variable) or str(usual)
+    if not text.isdecimal():
+        raise FedbookError(
+            f"{variable} is {text!r}, a whole number of megabytes was expected",
+            f"for example {variable}={usual}",
+        )
+    return int(text) * MB
 
 
 @dataclass
@@ -78,8 +103,8 @@ class Cache:
         home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fedbook" / "features"
         folder = os.environ.get("FEDBOOK_CACHE") or str(home)
         return cls(
-            int(os.environ.get("FEDBOOK_CACHE_MEMORY_MB", 512)) * MB,
-            int(os.environ.get("FEDBOOK_CACHE_DISK_MB", 2048)) * MB,
+            _megabytes("FEDBOOK_CACHE_MEMORY_MB", 512),
+            _megabytes("FEDBOOK_CACHE_DISK_MB", 2048),
             None if folder == "off" else Path(folder).expanduser(),
         )
 
@@ -117,30 +142,33 @@ class Cache:
         missing = index if kept is None else _absent(kept, index)
         if not len(missing) and kept is not None:
             return kept
+        full = None if kept is None else kept.clone()
+        done = 0
         with torch.no_grad():
-            new = torch.cat([compute(part).cpu() for part in _bar(missing, key)])
-        full = new.new_full((count, *new.shape[1:]), float("nan")) if kept is None else kept.clone()
-        full[missing] = new
-        self._write(key, full)
+            for part in _bar(missing, key):
+                new = compute(part).cpu()
+                if full is None:
+                    full = new.new_full((count, *new.shape[1:]), float("nan"))
+                full[part] = new
+                done += len(part)
+                if done == len(missing) or done // SAVED > (done - len(part)) // SAVED:
+                    self._write(key, full)
+        assert full is not None  # there is at least one part, if an empty one
         return full
 
     @contextmanager
     def _alone(self, key: str) -> Iterator[None]:
         """Keep other processes from making the same entry at the same time."""
-        from filelock import FileLock
-
-        try:
-            if self.directory is not None:
-                self.directory.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.directory / f"{key}.lock") if self.directory else None
-            ready = lock.acquire() if lock else contextlib.nullcontext()
-        except OSError as error:
-            self._give_up(error)
-            ready = contextlib.nullcontext()
-        with ready:
+        with contextlib.ExitStack() as alone:
+            try:
+                if self.directory is not None:
+                    self.directory.mkdir(parents=True, exist_ok=True)
+                    alone.enter_context(locked(self.directory / f"{key}.lock"))
+            except OSError as error:
+                self._give_up(error)
             yield
 
-    def _give_up(self, error: OSError) -> None:
+    def _give_up(self, error: Exception) -> None:
         """Go on without the disk."""
         warnings.warn(
             f"nothing is kept on disk: {error}; point FEDBOOK_CACHE at a folder of your own, or "
@@ -154,18 +182,19 @@ class Cache:
         self._entries.clear()
 
     def _read(self, key: str, count: int) -> Tensor | None:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
+        from safetensors import SafetensorError, safe_open
 
         path = self.directory and self.directory / f"{key}.safetensors"
         if path is None or not path.is_file():
             return None
         try:
-            kept = load_file(path)["rows"]
+            with safe_open(path, "pt") as file:
+                kept = file.get_tensor("rows")
+                whole = (file.metadata() or {}).get("sha256") == _sha256(kept)
             os.utime(path)
-        except (SafetensorError, KeyError, OSError):
+        except UNREADABLE + (SafetensorError,):
             return None
-        return kept if len(kept) == count else None
+        return kept if whole and len(kept) == count else None
 
     def _write(self, key: str, kept: Tensor) -> None:
         from safetensors.torch import save_file
@@ -173,22 +202,22 @@ class Cache:
         if self.directory is None or _size(kept) > self.disk:
             return
         path = self.directory / f"{key}.safetensors"
-        part = path.with_suffix(f".{os.getpid()}.part")
         try:
-            save_file({"rows": kept}, part)
-            os.replace(part, path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
+            with write_atomically(path) as part:
+                save_file({"rows": kept}, part, metadata={"sha256": _sha256(kept)})
+            self._trim(path)
+        except (FedbookError, OSError) as error:
             self._give_up(error)
-            return
-        self._trim(path)
 
     def _trim(self, newest: Path) -> None:
         """Delete the files longest unused until the rest fit; others may be deleting at the same
         time.
         """
         files = []
+        for file in newest.parent.glob(".*.part.safetensors"):  # of processes that were killed
+            with contextlib.suppress(FileNotFoundError):
+                if abs(time.time() - file.stat().st_mtime) > DAY:
+                    file.unlink()
         for file in newest.parent.glob("*.safetensors"):
             with contextlib.suppress(FileNotFoundError):
                 files.append((file == newest, file.stat().st_mtime, file.stat().st_size, file))
@@ -196,7 +225,6 @@ class Cache:
         for is_newest, _, size, file in sorted(files):
             if total > self.disk and not is_newest:
                 file.unlink(missing_ok=True)
-                file.with_suffix(".lock").unlink(missing_ok=True)
                 total -= size
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import os
 import re
 import zlib
 from abc import ABC, abstractmethod
@@ -34,6 +33,7 @@ from torch import Tensor
 
 from fedbook.errors import FedbookError
 from fedbook.federation import Federation
+from fedbook.files import UNREADABLE, write_atomically
 from fedbook.models import hybrid
 
 if TYPE_CHECKING:
@@ -397,13 +397,8 @@ class Projection:
 
         tensors = {k: getattr(self, k).half().contiguous() for k in TENSORS}
         header = {**self.header, "gamma": self.gamma}
-        part = path.with_suffix(".part")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        with write_atomically(path) as part:
             save_file(tensors, part, {"fedbook": json.dumps(header)})
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
         return path
 
     @classmethod
@@ -419,11 +414,11 @@ class Projection:
             with safe_open(path, "pt") as file:
                 header = json.loads(file.metadata()["fedbook"])
                 centre, anchors, weights = (file.get_tensor(k).float().to(device) for k in TENSORS)
-        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+            return cls(centre, anchors, weights, float(header["gamma"]), header)
+        except UNREADABLE + (SafetensorError,) as error:
             raise FedbookError(
                 f"{path} is not a projection: {error}", "make it again: `fedbook pretrain clip`"
             ) from None
-        return cls(centre, anchors, weights, header["gamma"], header)
 
 
 def _kernel(a: Tensor, b: Tensor, gamma: float) -> Tensor:

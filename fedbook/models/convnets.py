@@ -97,11 +97,11 @@ def cnn(federation: Federation, width: int = 32, hidden: int = 128) -> Classifie
     channels, height, wide = _shape(federation, 3, "images")
     layers = nn.Sequential(
         nn.Conv2d(channels, width, 5, padding=2),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),  # after pooling the same to the bit, on a quarter of the numbers
         nn.Conv2d(width, 2 * width, 5, padding=2),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Flatten(),
         nn.Linear(2 * width * (height // 4) * (wide // 4), hidden),
         nn.ReLU(),

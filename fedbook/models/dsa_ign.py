@@ -32,13 +32,12 @@ Differs from the paper, where it would not work or does not say:
 - The optimiser is not named; Adam with 1e-3 here. No dropout (torch's layers have 0.1 unless told
   otherwise), which was not needed and nearly doubles the time of a step on a CPU.
 
-A layer is torch's, with the same names and numbers, in an order that suits a CPU; `bench_index`
-measures its worth.
+A layer is torch's, with the same names and numbers, in an order that suits a CPU; `fedbook bench
+index` measures its worth.
 """
 
 from __future__ import annotations
 
-import statistics
 from typing import Any, ClassVar
 
 import torch
@@ -47,7 +46,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fedbook.errors import FedbookError
-from fedbook.models.bench_prompts import interleave
 
 LOSSES = ("div", "sim", "orth", "recon")
 
@@ -267,46 +265,3 @@ def sample_index(net: DSAIGN, D: Tensor, batch_size: int = 1024) -> Tensor:
     """u of every row of D."""
     net.eval()
     return torch.cat([net.decompose(part)[1] for part in D.split(batch_size)])
-
-
-def bench_index(
-    batch: int = 128, repeats: int = 15, threads: int = 1, ffn: int = 2048
-) -> dict[str, Any]:
-    """Seconds of a training step with our layers, and with a stock `nn.TransformerEncoder` with
-    torch's dropout of 0.1.
-
-    Both do all of it: forward, the four losses, backward, Adam. They take turns, and the ratio is
-    the median of theirs.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            D, L = F.normalize(torch.randn(2, batch, 512), dim=2)
-            nets = {"ours": DSAIGN(ffn=ffn), "stock": DSAIGN(ffn=ffn)}
-            layer = nn.TransformerEncoderLayer(32, 8, ffn, batch_first=True, norm_first=True)
-            nets["stock"].encoder = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
-
-            def stepper(net: DSAIGN) -> Any:
-                optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-
-                def step() -> None:
-                    optimizer.zero_grad(set_to_none=True)
-                    torch.stack(list(losses(net, D, L).values())).sum().backward()
-                    optimizer.step()
-
-                return step
-
-            seconds = interleave(
-                {name: stepper(net.train()) for name, net in nets.items()}, repeats, warm_up=2
-            )
-    finally:
-        torch.set_num_threads(before)
-    return {
-        "seconds_per_step": {name: statistics.median(times) for name, times in seconds.items()},
-        "stock_over_ours": statistics.median(
-            b / a for a, b in zip(seconds["ours"], seconds["stock"])
-        ),
-        "settings": {"batch": batch, "repeats": repeats, "threads": threads, "ffn": ffn},
-    }

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import io
 import json
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedbook.errors import FedbookError
+from fedbook.files import write_atomically
 from fedbook.models import hybrid
 from fedbook.models.probe import NETWORKS, domain_table, probe_table, step_table
 
@@ -145,7 +146,8 @@ def view(x: Tensor, number: int, file: Path, seed: int = 0, quiet: bool = False)
                 found = stem(prepare(images)).flatten(2).transpose(1, 2)
                 tokens[part.numpy()] = found.half().numpy()
             tokens.flush()
-            progress.write_text(json.dumps(start + CHUNK))
+            with write_atomically(progress) as new:
+                new.write_text(json.dumps(start + CHUNK))
             bar.update(min(CHUNK, len(x) - start))
         bar.close()
     kept = np.load(file, mmap_mode="r")
@@ -313,12 +315,13 @@ def pretrain_hybrid(
             "held_out": round(_accuracy(student, checks, y_held, targets), 4),
             "seconds": round(seconds, 1),
         }
-        state = {"student": student.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save(
-            {**state, "epoch": epoch + 1, "seconds": seconds, "config": config},
-            f"{checkpoint}.part",
-        )
-        os.replace(f"{checkpoint}.part", checkpoint)
+        state: dict[str, Any] = {"student": student.state_dict()}
+        state["optimizer"] = optimizer.state_dict()
+        state |= {"epoch": epoch + 1, "seconds": seconds, "config": config}
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        with write_atomically(checkpoint) as new:
+            new.write_bytes(buffer.getvalue())
         with open(out / "log.jsonl", "a") as log:
             log.write(json.dumps(line) + "\n")
         if not quiet:
@@ -368,8 +371,8 @@ def save(student: Student, targets: Targets, path: Path, recipe: Recipe) -> Path
         "recipe": json.dumps(dataclasses.asdict(recipe)),
     }
     halves = {k: v.half().contiguous() for k, v in state.items()}
-    save_file(halves, f"{path}.part", metadata=header)
-    os.replace(f"{path}.part", path)
+    with write_atomically(path) as part:
+        save_file(halves, part, metadata=header)
     return path
 
 

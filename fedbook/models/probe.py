@@ -8,11 +8,12 @@ use `on="validation"`, which never sees test images.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedbook.errors import FedbookError
@@ -170,14 +171,32 @@ def step_table(networks: Sequence[str | nn.Module] = NETWORKS, repeats: int = 20
     import pandas as pd
     from timm.models.vision_transformer import VisionTransformer
 
-    from fedbook.models.bench_prompts import at_threads, interleave, medians, prompted_step
+    from fedbook.clock import interleave, use_threads
 
     nets = {_name(n): network(n) for n in networks}
     vits = {k: v for k, v in nets.items() if isinstance(v, VisionTransformer)}
     steps = {k: prompted_step(v, batch=32) for k, v in vits.items()}
-    with at_threads(1):
-        seconds = interleave(steps, repeats, warm_up=2)
-    return pd.Series({k: 1e3 * v / 32 for k, v in medians(seconds).items()})
+    with use_threads(1):
+        spent = interleave(steps, repeats, warm_up=2)
+    return pd.Series({k: 1e3 * times.median() / 32 for k, times in spent.items()})
+
+
+def prompted_step(vit: nn.Module, batch: int, prompts: int = 4) -> Callable[[], None]:
+    """A VPT step on a backbone, with the tokens kept where they would be."""
+    from fedbook.models.prompts import vpt
+
+    model = vpt(10, vit, prompts).train()
+    x = torch.randn(batch, 3, *model.backbone.patch_embed.img_size)
+    kept = {"tokens": model.tokens(x).half()} if model.stem else {}
+    y = torch.randint(10, (batch,))
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x, **kept), y).backward()
+        optimizer.step()
+
+    return step
 
 
 def domain_table(

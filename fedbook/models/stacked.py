@@ -94,19 +94,39 @@ def stacked(tensors: list[Tensor]) -> Tensor:
 CONTIGUOUS = torch.contiguous_format
 
 
+def skeleton(model: nn.Module) -> nn.Module:
+    """The same modules once more; parameters and buffers are shared, not copied."""
+    return copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
+
+
 class Stack:
     """The models of several clients. `params` are leaves; `pass_all` computes z and logits."""
 
-    def __init__(self, model: nn.Module, starts: list[Params], how: str) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, how: str) -> None:
+        self.model = skeleton(model)  # its own, so that several stacks can work side by side
         self.params: dict[str, nn.Parameter] = {}
-        for name, p in model.named_parameters():
-            if p.requires_grad:
-                self.params[name] = nn.Parameter(stacked([s[name] for s in starts]))
-        self.layout = Layout([1] * len(starts), torch.device("cpu"))
+        self.layout = Layout([1], torch.device("cpu"))
         self.asides: dict[str, Tensor] = {}  # what the pass computed besides z, by row
         self._groups_prefix = ""
-        self._run = ARRANGEMENTS[how](self)
+        self._twin, self._run = ARRANGEMENTS[how](self)
+
+    def begin(self, starts: list[Params], training: bool = True) -> Stack:
+        """Clients with these parameters, copied."""
+        if self._twin.training != training:
+            self._twin.train(training)
+        self.params = {}
+        for name in starts[0]:
+            self.params[name] = nn.Parameter(stacked([s[name] for s in starts]))
+        return self
+
+    def end(self) -> None:
+        """Let go of everything that belongs to the clients."""
+        self.params = {}
+        self.asides = {}
+
+    def first(self, clients: int) -> None:
+        """Only the first clients stay; without gradient."""
+        self.params = {name: p[:clients] for name, p in self.params.items()}  # type: ignore[misc]
 
     @property
     def clients(self) -> int:
@@ -270,8 +290,7 @@ def twin(stack: Stack, twins: dict[type[nn.Module], type[Twin]]) -> Any:
     """A copy of the model whose trained layers read the stack; parameters are never copied."""
     if any(p.requires_grad for p in stack.model.parameters(recurse=False)):
         raise Unsupported("trained parameters outside of any layer")
-    shared = {id(t): t for t in (*stack.model.parameters(), *stack.model.buffers())}
-    model = copy.deepcopy(stack.model, shared)
+    model = skeleton(stack.model)
 
     def visit(module: nn.Module, prefix: str) -> None:
         for name, child in list(module.named_children()):
@@ -292,9 +311,10 @@ def twin(stack: Stack, twins: dict[type[nn.Module], type[Twin]]) -> Any:
 
 # -- arrangements ----------------------------------------------------------------------------------
 Run = Callable[[Tensor, Params], tuple[Tensor, Tensor]]
+Arranged = tuple[nn.Module, Run]  # the module that computes, and how samples go through it
 
 
-def channels(stack: Stack) -> Run:
+def channels(stack: Stack) -> Arranged:
     if any(not p.requires_grad for p in stack.model.parameters()):
         raise Unsupported("frozen layers")
     if any(isinstance(m, (nn.LayerNorm, nn.Softmax)) for m in stack.model.modules()):
@@ -317,10 +337,10 @@ def channels(stack: Stack) -> Run:
             for out in (z, logits)
         )  # type: ignore[return-value]
 
-    return run
+    return model, run
 
 
-def rows(stack: Stack) -> Run:
+def rows(stack: Stack) -> Arranged:
     model = twin(stack, ROW_TWINS)
     for prefix, module in list(model.named_modules()):
         if isinstance(module, PromptedViT):
@@ -330,7 +350,7 @@ def rows(stack: Stack) -> Run:
         z = model.embed(x, **precomputed)
         return z, model.head(z)
 
-    return run
+    return model, run
 
 
 class _Prompts:
@@ -397,7 +417,7 @@ class _Both(nn.Module):
         return z, self.model.head(z)
 
 
-def mapped(stack: Stack) -> Run:
+def mapped(stack: Stack) -> Arranged:
     both = _Both(stack.model)
 
     def one(params: Params, x: Tensor, precomputed: Params) -> tuple[Tensor, Tensor]:
@@ -410,10 +430,10 @@ def mapped(stack: Stack) -> Run:
         z, logits = vmap(one)(params, layout.block(x), blocks)
         return layout.rows(z), layout.rows(logits)
 
-    return run
+    return both, run
 
 
-ARRANGEMENTS: dict[str, Callable[[Stack], Run]] = {
+ARRANGEMENTS: dict[str, Callable[[Stack], Arranged]] = {
     "channels": channels,
     "rows": rows,
     "vmap": mapped,
@@ -436,7 +456,8 @@ def arrangement(model: nn.Module, x: Tensor, precomputed: Params) -> str:
     for how in ("rows",) if prompted else ("channels", "vmap"):
         try:
             with torch.no_grad():
-                found = Stack(model, [start, other], how).pass_all(x, precomputed, layout)
+                stack = Stack(model, how).begin([start, other], model.training)
+                found = stack.pass_all(x, precomputed, layout)
         except (Unsupported, RuntimeError, TypeError):
             continue
         close = [_close(a, b) for a, b in zip(found, (z, logits))]

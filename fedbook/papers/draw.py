@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from textwrap import wrap
 from typing import Any
 
-import numpy as np
-
+from fedbook.papers import words
+from fedbook.papers.layout import in_words, used_values
 from fedbook.papers.spec import Run, Spec, arrow, finished, terms
 
 Drawn = tuple[Any, str]  # a figure and its description
@@ -18,20 +18,30 @@ MARKS = "os^vDPX*"
 
 
 def heading(spec: Spec, runs: Sequence[Run], more: str = "") -> str:
-    """The lines above a figure: its id, its scale, the data that was used, and how."""
+    """The lines above a figure: its id, its scale, the data that was used, how often and how."""
     done = finished(runs)
     scale = done[0].experiment.scale
     used = ", ".join(dict.fromkeys(r.experiment.dataset["name"] for r in done))
     note = "" if scale == "paper" else "; absolute values not comparable with print"
     how = list(dict.fromkeys(terms(r.experiment) for r in done))
     said = f"\n{' / '.join(how)}" if len(how) < 3 else ""
-    return f"{spec.id}, {scale} scale on {used}{more}{note}{said}"
+    return f"{spec.id}, {scale} scale on {used}, {seeds(done)}{more}{note}{said}"
+
+
+def seeds(runs: Sequence[Run]) -> str:
+    """How many seeds the numbers rest on, in words."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for run in finished(runs):
+        found.setdefault((run.row.setting, run.row.method), set()).add(run.seed)
+    counts = sorted({len(s) for s in found.values()})
+    return " or ".join(map(str, counts)) + (" seed" if counts == [1] else " seeds")
 
 
 def data_name(runs: Sequence[Run], dataset: str) -> str:
-    """A dataset as printed and as run: "domainnet -> pacs"."""
+    """A dataset as printed and as run: "DomainNet → pacs"."""
     used = [r.experiment.dataset["name"] for r in runs if r.row["dataset"] == dataset]
-    return arrow(dataset, used[0] if used else dataset)
+    said = words.value("dataset", dataset)
+    return f"{said} → {used[0]}" if used and "->" in arrow(dataset, used[0]) else said
 
 
 def by_method(runs: Sequence[Run]) -> Methods:
@@ -42,11 +52,20 @@ def by_method(runs: Sequence[Run]) -> Methods:
     return found
 
 
-def by_setting(runs: Sequence[Run]) -> dict[str, Methods]:
-    """The finished runs of each method in each setting."""
+def by_setting(spec: Spec, runs: Sequence[Run]) -> dict[str, Methods]:
+    """The finished runs of each method in each setting, which is told in words: "Digit-Five →
+    digits5_chars74k, DIF = 10", without what is the same everywhere.
+    """
+    done = finished(runs)
+    used = used_values(spec, done)
+    names = dict.fromkeys(k for r in done for k in r.row.settings)
+    varied = [k for k in names if len({r.row[k] for r in done}) > 1]
     settings: dict[str, list[Run]] = {}
-    for run in finished(runs):
-        settings.setdefault(run.label, []).append(run)
+    for run in done:
+        told = [
+            in_words(k, run.row[k], used) for k in varied or ["dataset"] if run.row[k] is not None
+        ]
+        settings.setdefault(", ".join(told), []).append(run)
     return {setting: by_method(own) for setting, own in settings.items()}
 
 
@@ -59,18 +78,15 @@ def panels(
     spec: Spec, runs: Sequence[Run], draw: Callable[[Any, str, Methods], None]
 ) -> tuple[Any, str]:
     """One panel per setting, drawn by `draw(ax, setting, methods)`; returns the figure and who is
-    in it. A panel needs no legend if the first one names all its methods.
+    in it.
     """
     from fedbook import plots
 
-    settings = by_setting(runs)
-    first = next(iter(settings.values()))
+    settings = by_setting(spec, runs)
     fig, axes = plots.panels(len(settings))
     for ax, (setting, methods) in zip(axes, settings.items()):
         draw(ax, "\n".join(wrap(setting, 46)), methods)
-        legend = ax.get_legend()
-        if legend is not None and ax is not axes[0] and set(methods) <= set(first):
-            legend.remove()
+    plots.legend_outside(fig, axes)
     title = heading(spec, runs)
     fig.suptitle(title, fontsize=8)
     names = dict.fromkeys(plots.look(m)["label"] for own in settings.values() for m in own)
@@ -91,21 +107,6 @@ def learning_curves(spec: Spec, runs: Sequence[Run]) -> Drawn:
 
     fig, who = panels(spec, runs, draw)
     return fig, f"Learning curves, mean test accuracy against round: {who}"
-
-
-def sorted_clients(spec: Spec, runs: Sequence[Run]) -> Drawn:
-    """Test accuracy of every client, from worst to best, averaged over seeds rank by rank."""
-    from fedbook import plots
-
-    def draw(ax: Any, setting: str, methods: Methods) -> None:
-        series = {}
-        for method, own in methods.items():
-            ranked = [np.sort(r.metrics["clients"]["acc"]) for r in own]
-            series[method] = np.mean(ranked, axis=0)
-        plots.sorted_scores(series, title=setting, ax=ax)
-
-    fig, who = panels(spec, runs, draw)
-    return fig, f"Test accuracy of each client, sorted from worst to best: {who}"
 
 
 def values_of(spec: Spec, run: Run) -> list[float]:

@@ -24,7 +24,7 @@ def forest(paper: Paper, judged: Sequence[Judged], scale: str) -> Drawn:
     fig, axes = plots.panels(len(shown), 4.6, 3.0)
     for ax, j in zip(axes, shown):
         _panel(ax, j)
-    _legend(axes[0])
+    _legend(fig)
     used = _data(paper, scale)
     fig.suptitle(f"{paper.title}, {scale} scale on {used}: every check of every claim", fontsize=9)
     told = [f"{j.claim.id} {j.verdict}, {_counts(j)}" for j in shown]
@@ -94,7 +94,7 @@ def _limits(ax: Any, j: Judged) -> None:
     ax.set_xlim(low - room, high + room)
 
 
-def _legend(ax: Any) -> None:
+def _legend(fig: Any) -> None:
     from matplotlib.lines import Line2D
 
     from fedbook import plots
@@ -103,4 +103,4 @@ def _legend(ax: Any) -> None:
     lines.append(Line2D([], [], color=_colours()[OPEN], marker="|", ls="", label="one seed"))
     printed: dict[str, Any] = {"color": plots.BLUE, "marker": "D", "mfc": "none", "ms": 3, "ls": ""}
     lines.append(Line2D([], [], label="as printed", **printed))
-    ax.legend(handles=lines, fontsize=6, loc="lower right", frameon=True)
+    fig.legend(handles=lines, fontsize=7, loc="outside lower center", ncols=len(lines))

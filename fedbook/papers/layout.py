@@ -8,18 +8,16 @@ Which settings go where is written in the columns `down`, `across` and `best_ove
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedbook.papers import words
-from fedbook.papers.spec import Spec, arrow
-
-if TYPE_CHECKING:
-    from fedbook.experiment import Experiment
+from fedbook.papers.spec import Run, Spec, arrow
 
 Key = tuple[Any, ...]
 Numbers = dict[str, Any]  # a line of `Spec.tabulate`
+Used = dict[tuple[str, Any], set[Any]]  # (setting, printed value): the values that were run
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class Grid:
 def lay_out(spec: Spec, numbers: Sequence[Numbers], scale: str, seeds: int | None = None) -> Grid:
     """The table `spec` with these numbers, which `spec.tabulate(scale, ...)` made."""
     runs = spec.plan(scale, seeds)
-    used = _used(spec, [run.experiment for run in runs], [run.row.settings for run in runs])
+    used = used_values(spec, runs)
     down, across = axes(spec)
     settings = list(dict.fromkeys(k for n in numbers for k in n["settings"]))
     rest = [k for k in settings if k not in (*down, *across)]
@@ -135,7 +133,7 @@ def _dependent(
     numbers: Sequence[Numbers],
     names: Sequence[str],
     along: Sequence[str],
-    used: dict[tuple[str, Any], set[Any]],
+    used: Used,
 ) -> dict[tuple[str, Any], list[str]]:
     """Settings that follow from one on an axis ("DomainNet" was trained with "MobileNet V2"): what
     to say of them beside that one.
@@ -146,29 +144,34 @@ def _dependent(
             pairs = {(_value(n, axis), _value(n, name)) for n in numbers}
             if axis not in ("method", "metric") and len(pairs) == len(_all(numbers, axis)):
                 for at, v in pairs:
-                    said = _as_run(words.assigned(name, v), name, v, used)
+                    said = in_words(name, v, used)
                     out.setdefault((axis, at), []).append(said)
                 break
     return out
 
 
-def _used(
-    spec: Spec, experiments: Sequence[Experiment], settings: Sequence[Mapping[str, Any]]
-) -> dict[tuple[str, Any], set[Any]]:
+def used_values(spec: Spec, runs: Sequence[Run]) -> Used:
     """What the runs used for a printed value, as far as an experiment can say: ("dataset",
     "domainnet") became {"pacs"}.
     """
     paths = {"dataset": "dataset.name"} | dict(spec.paper.as_run)
-    out: dict[tuple[str, Any], set[Any]] = {}
-    for e, printed in zip(experiments, settings):
+    out: Used = {}
+    for run in runs:
         for name, path in paths.items():
             part, _, option = path.partition(".")
-            if printed.get(name) is not None and option in getattr(e, part):
-                out.setdefault((name, printed[name]), set()).add(getattr(e, part)[option])
+            printed = run.row[name]
+            if printed is not None and option in getattr(run.experiment, part):
+                used = getattr(run.experiment, part)[option]
+                out.setdefault((name, printed), set()).add(used)
     return out
 
 
-def _as_run(said: str, name: str, value: Any, used: dict[tuple[str, Any], set[Any]]) -> str:
+def in_words(name: str, value: Any, used: Used) -> str:
+    """A setting as printed and, where that was another, as run: "s = 10 → 5"."""
+    return _as_run(words.assigned(name, value), name, value, used)
+
+
+def _as_run(said: str, name: str, value: Any, used: Used) -> str:
     """A label, with what was run instead where that is one other thing."""
     found = used.get((name, value), set())
     if len(found) == 1 and "->" in arrow(value, *found):
@@ -235,7 +238,7 @@ def _caption(
     spec: Spec,
     numbers: Sequence[Numbers],
     fixed: dict[str, Any],
-    used: dict[tuple[str, Any], set[Any]],
+    used: Used,
     scale: str,
 ) -> str:
     """Where the table is from, what all its numbers have in common, and how ours were made."""
@@ -249,7 +252,7 @@ def _caption(
             common.append(words.value(name, _all(numbers, name)[0]))
     for name, value in fixed.items():
         if value is not None and words.assigned(name, value) != words.NONE:
-            common.append(_as_run(words.assigned(name, value), name, value, used))
+            common.append(in_words(name, value, used))
     units = [words.UNITS.get(u, u) for u in dict.fromkeys(n["unit"] for n in numbers) if u]
     end = "" if spec.title.endswith(("?", ".")) else "."
     said = [f"{spec.paper.title}{which}: {spec.title}{end}"]

@@ -125,17 +125,22 @@ def _outcomes(
             yield id, e, _attempt(e)
         return
     context = multiprocessing.get_context("spawn")
+    others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(min(jobs, len(todo)), context, initializer=_one_thread)
     try:
         pending = {pool.submit(_attempt, e): (id, e) for id, e in todo}
+        died = False
         for future in as_completed(pending):
-            yield (*pending[future], future.result())
-    except BrokenProcessPool:
-        hint = "run again with --jobs 1; finished runs are kept"
-        raise FedbookError("a worker process died (out of memory?)", hint) from None
+            if isinstance(future.exception(), BrokenProcessPool):
+                died = True  # what others have finished is still to come
+            else:
+                yield (*pending[future], future.result())
+        if died:
+            hint = "run again with --jobs 1; finished runs are kept"
+            raise FedbookError("a worker process died (out of memory?)", hint)
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
-        for child in multiprocessing.active_children():
+        for child in set(multiprocessing.active_children()) - others:
             child.terminate()
         raise
     finally:
@@ -286,11 +291,11 @@ def _agreement(rep: dict[str, Any]) -> str:
         off = [name for name, kind in zip(off, kinds) if kind == "differs"]
         said = f"reproduced: {kinds.count('reproduced')} numbers; differ: {len(off)}"
         return f"{said} ({'; '.join(off)})" if off else said
-    order = rep["ordering"]
-    if not order["pairs"]:
+    if not any(r["ours"] is not None for r in rep["rows"]):
         return ""
-    agree = f"{order['agree']} of {order['pairs']} pairs of methods as in print"
-    return f"ordering: {agree}; the numbers are not comparable ({rep['scale']})"
+    order = rep["ordering"]
+    same = f"ordering: {order['agree']} of {order['pairs']} pairs of methods as in print; "
+    return (same if order["pairs"] else "") + f"values: not comparable ({rep['scale']})"
 
 
 def _pm(value: float | None, spread: float | None, digits: int) -> str:

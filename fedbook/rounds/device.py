@@ -27,7 +27,7 @@ class Device:
     bf16: bool = False
     channels_last: bool = False
     compile: bool = False
-    together: int = 10  # clients of a round that the lock-step engine trains at once
+    together: int | None = None  # clients of a chunk in lock-step; None: as suits the device
 
     @staticmethod
     def of(device: str | torch.device | Device) -> Device:

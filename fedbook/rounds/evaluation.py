@@ -34,6 +34,8 @@ def predict(
     batch: int = 512,
 ) -> tuple[Tensor, Tensor]:
     """Loss and predicted class of each sample at `index`, in eval mode."""
+    if not len(index):
+        return torch.empty(0, device=index.device), index
     was_training = model.training
     model.eval()
     losses, classes = [], []

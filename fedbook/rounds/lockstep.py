@@ -8,16 +8,21 @@ fewer batches leave when they are done.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedbook.errors import FedbookError
+from fedbook.rounds.evaluation import Scores, score
 from fedbook.rounds.params import Params, clone
 from fedbook.rounds.record import Traffic
 from fedbook.rounds.seeds import stream
@@ -28,6 +33,8 @@ if TYPE_CHECKING:
     from fedbook.rounds.loop import Simulation
 
 ENGINES = ("loop", "lockstep", "auto")
+SAMPLES = 64  # of a step of one chunk on a CPU, all clients together
+TOGETHER = 10  # clients of a chunk on a GPU
 Train = Callable[[list[Report], int, Traffic], Iterator[Params]]
 
 
@@ -81,47 +88,130 @@ def _definer(stage: LocalSolver, name: str) -> type:
 
 
 class Lockstep:
-    """Trains the participants of a round, `device.together` at a time."""
+    """Trains the participants of a round in chunks, as many chunks at once as there are threads.
+
+    Small networks leave most of a second thread idle, so that on a CPU every thread has a chunk of
+    its own and no operator is divided among threads. A chunk is only as large as caches like it.
+    """
 
     def __init__(self, run: Simulation, how: str) -> None:
         self.run = run
         self.how = how
+        self.trained = [name for name, p in run.model.named_parameters() if p.requires_grad]
+        self._idle: list[Stack] = []  # ready to be used again
 
     def __call__(self, reports: list[Report], t: int, traffic: Traffic) -> Iterator[Params]:
         """Each participant's parameters after training, in the order of the reports."""
         run = self.run
         size = run.method.solve.batch_size
         order = sorted(reports, key=lambda r: (-r.size) // size)  # most batches first
-        chunk = run.device.together
+        same = not run._kept and not run.method.update.overrides_download()
+        turns: list[Local] = []
+        starts: list[Params] = []
+        for report in order:
+            turns.append(run._begin(report, t, traffic))
+            new = not same or not starts
+            starts.append(self._resident() if new else starts[0])
+        run.model.train()
+
+        def train(chunk: slice) -> list[Outcome]:
+            with self._stack(starts[chunk]) as stack:
+                return advance(run, stack, turns[chunk])
+
         found: dict[int, tuple[Local, Outcome]] = {}
-        for i in range(0, len(order), chunk):
-            found |= self._chunk(order[i : i + chunk], t, traffic)
+        chunks = self.chunks(len(order), size)
+        for chunk, outcomes in zip(chunks, self._map(train, chunks)):
+            for local, outcome in zip(turns[chunk], outcomes):
+                found[local.client.id] = local, outcome
         for report in reports:
             local, outcome = found.pop(report.id)
             if len(outcome.params) < len(run._live):  # buffers
                 run._turn(report, t, "train")
             run.load(outcome.params)
-            run.model.train()
+            if not run.model.training:  # a walk through all modules
+                run.model.train()
             torch.manual_seed(stream(run.seed, "dropout", t, report.id))  # as the loop leaves it
             yield run._end(local, report, (outcome.loss, outcome.acc), traffic)
 
-    def _chunk(
-        self, reports: list[Report], t: int, traffic: Traffic
-    ) -> dict[int, tuple[Local, Outcome]]:
+    def personal(self, t: int, batch: int = 512) -> Scores:
+        """Every client's own model on its own test samples, several models at once."""
         run = self.run
-        same = not run._kept and not run.method.update.overrides_download()
-        trained = [name for name, p in run.model.named_parameters() if p.requires_grad]
-        turns: list[Local] = []
-        starts: list[Params] = []
-        for report in reports:
-            turns.append(run._begin(report, t, traffic))
-            if not same:
-                starts.append(clone({name: run._live[name] for name in trained}))
-        if same:
-            starts = [{name: turns[0].received[name] for name in trained}] * len(turns)
-        run.model.train()
-        outcomes = advance(run, self.how, turns, starts)
-        return {r.id: pair for r, pair in zip(reports, zip(turns, outcomes))}
+        federation = run.federation
+        clients = sorted(federation.clients, key=lambda c: -len(c.test))  # most samples first
+        found: dict[int, tuple[Tensor, Tensor]] = {}
+        chunks = self.chunks(len(clients), batch=run.method.solve.batch_size)
+        threads = self.threads()
+        for i in range(0, len(chunks), threads):
+            starts: dict[int, Params] = {}
+            some = chunks[i : i + threads]
+            for c in (c for chunk in some for c in clients[chunk]):
+                run.personal_model(c, t)
+                starts[c.id] = self._resident()
+
+            def test(chunk: slice, starts: dict[int, Params] = starts) -> list[Any]:
+                own = clients[chunk]
+                with self._stack([starts[c.id] for c in own], training=False) as stack:
+                    return predict_each(run, stack, [c.test for c in own], batch // len(own) + 1)
+
+            for chunk, scored in zip(some, self._map(test, some)):
+                found |= {c.id: pair for c, pair in zip(clients[chunk], scored)}
+        rows = [c.test for c in federation.clients]
+        count = torch.tensor([len(r) for r in rows]).to(federation.device)
+        loss, predicted = (torch.cat(x) for x in zip(*(found[c.id] for c in federation.clients)))
+        return score(
+            torch.repeat_interleave(count),
+            len(rows),
+            loss=loss,
+            predicted=predicted,
+            y=federation.y[torch.cat(rows)],
+            classes=federation.num_classes,
+        )
+
+    def _resident(self) -> Params:
+        """A copy of what is trained of the resident model as it is now."""
+        return clone({name: self.run._live[name] for name in self.trained})
+
+    @contextlib.contextmanager
+    def _stack(self, starts: list[Params], training: bool = True) -> Iterator[Stack]:
+        from fedbook.models.stacked import Stack
+
+        stack = self._idle.pop() if self._idle else Stack(self.run.model, self.how)
+        yield stack.begin(starts, training)
+        stack.end()
+        self._idle.append(stack)
+
+    def threads(self) -> int:
+        """How many chunks are computed at once."""
+        return torch.get_num_threads() if self.run.device.torch.type == "cpu" else 1
+
+    def chunks(self, clients: int, batch: int) -> list[slice]:
+        """Clients 0, 1, 2, ..., largest first, in chunks of about equal size and work."""
+        device = self.run.device
+        threads = self.threads()
+        most = device.together
+        if most is None:
+            most = max(1, SAMPLES // batch) if device.torch.type == "cpu" else TOGETHER
+        size = max(1, min(most, math.ceil(clients / threads)))
+        waves = math.ceil(clients / (size * threads))
+        found = []
+        for wave in range(waves):
+            first, stop = (clients * w // waves for w in (wave, wave + 1))
+            side = min(threads, stop - first)
+            found += [slice(first + i, stop, side) for i in range(side)]
+        return found
+
+    def _map(self, work: Callable[[slice], Any], chunks: list[slice]) -> list[Any]:
+        """`work` of every chunk, in order; one thread each where there are several."""
+        threads = min(self.threads(), len(chunks))
+        if threads == 1:
+            return list(map(work, chunks))
+        before = torch.get_num_threads()
+        alone = partial(torch.set_num_threads, 1)
+        try:
+            with ThreadPoolExecutor(threads, initializer=alone) as pool:
+                return list(pool.map(work, chunks))
+        finally:
+            torch.set_num_threads(before)
 
 
 @dataclass
@@ -140,12 +230,40 @@ def schedule(local: Local, solver: LocalSolver) -> Iterator[tuple[Tensor, bool]]
             yield part, epoch == solver.epochs - 1
 
 
-def advance(run: Simulation, how: str, turns: list[Local], starts: list[Params]) -> list[Outcome]:
-    """Train clients together, those with the most batches first in the list."""
-    from fedbook.models.stacked import Stack
+@torch.no_grad()
+def predict_each(
+    run: Simulation, stack: Stack, index: list[Tensor], batch: int
+) -> list[tuple[Tensor, Tensor]]:
+    """Loss and predicted class of each client's samples, those with most samples first."""
+    from fedbook.models.stacked import Layout
 
+    losses: list[list[Tensor]] = [[] for _ in index]
+    classes: list[list[Tensor]] = [[] for _ in index]
+    pieces = [rows.split(batch) for rows in index]
+    for step in range(len(pieces[0])):
+        parts = [own[step] for own in pieces if step < len(own)]
+        sizes = [len(part) for part in parts]
+        if not sizes[0]:
+            break  # nobody has any
+        sizes = [n for n in sizes if n]
+        if len(sizes) < stack.clients:
+            stack.first(len(sizes))
+        rows = torch.cat(parts)
+        known = {name: t[rows] for name, t in run.precomputed.items()}
+        x = run.device.images(run.federation.inputs(rows))
+        with run.device.autocast():
+            _, logits = stack.pass_all(x, known, Layout(sizes, rows.device))
+        loss = F.cross_entropy(logits.float(), run.federation.y[rows], reduction="none")
+        for found, values in ((losses, loss), (classes, logits.argmax(1))):
+            for own, piece in zip(found, values.split(sizes)):
+                own.append(piece)
+    none = index[0].new_zeros(0)
+    return [(torch.cat([none.float(), *a]), torch.cat([none, *b])) for a, b in zip(losses, classes)]
+
+
+def advance(run: Simulation, stack: Stack, turns: list[Local]) -> list[Outcome]:
+    """Train clients together, those with the most batches first in the list."""
     solver = run.method.solve
-    stack = Stack(run.model, starts, how)
     optimizer = solver.build(stack)  # type: ignore[arg-type]
     plans = [schedule(local, solver) for local in turns]
     tally = Tally()
@@ -319,7 +437,7 @@ class View(Batch):
         self.index = step.parts[k]
         self.y = y
         self.__dict__ |= {"z": z, "logits": logits}
-        self.model = ClientModel(step.run.model, step.stack.of(k), asides)
+        self.model = ClientModel(step.stack.model, step.stack.of(k), asides)
         self.local = replace(step.turns[k], model=self.model)
 
     @cached_property

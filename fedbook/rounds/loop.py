@@ -6,7 +6,7 @@ import copy
 import hashlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from fedbook.federation import Client, Federation
 from fedbook.rounds.checkpoint import Checkpoint
 from fedbook.rounds.device import Device
 from fedbook.rounds.evaluation import Scores, evaluate, precompute
-from fedbook.rounds.lockstep import choose
+from fedbook.rounds.lockstep import Lockstep, choose
 from fedbook.rounds.params import Params, clone, copy_into, shared_state
 from fedbook.rounds.record import Record, Traffic
 from fedbook.rounds.seeds import generator, stream
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCORES = ("loss", "acc", "f1")
+Watcher = Callable[..., Any]  # of the run and a record; True stops the run
 EXPLODED = 1e6  # a mean training loss beyond this is reported as divergence
 
 
@@ -49,23 +50,36 @@ class Simulation:
         evaluate_every: int,
         quiet: bool,
         engine: str,
+        callbacks: Sequence[Watcher] = (),
     ) -> None:
-        numbers = {"rounds": rounds, "evaluate_every": evaluate_every}
-        for name, value in (numbers | {"checkpoint_every": checkpoint_every}).items():
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        for what, kind in ((method, Method), (federation, Federation), (model, nn.Module)):
+            if not isinstance(what, kind):
                 raise FedbookError(
-                    f"{name} must be a whole number of at least 1, got {value!r}", f"try {name}=10"
+                    f"simulate takes a method, a federation and a model, got {what!r}",
+                    'simulate(methods.get("fedavg"), federation, models.build("cnn", federation))',
+                )
+        numbers = {"rounds": rounds, "evaluate_every": evaluate_every}
+        numbers |= {"checkpoint_every": checkpoint_every, "seed": seed}
+        for name, value in numbers.items():
+            least = 0 if name == "seed" else 1
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise FedbookError(
+                    f"{name} must be a whole number of at least {least}, got {value!r}",
+                    f"try {name}=10",
                 )
         self.method = method
         self.rounds = rounds
         self.seed = seed
         self.device = device
         self.quiet = quiet
+        self.callbacks = tuple(callbacks)
         self._every = evaluate_every
         self._checkpoint_every = checkpoint_every
         self.federation = federation.to(device.torch)
         self.model = self._adapt(own_copy(model, device.torch))
         self._live = shared_state(self.model)  # views of the resident model, written in place
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self._trained: list[Tensor] = list(trained)
         self._kept: list[str] = []
         if method.personal is not None:
             keeps = method.personal.keeps
@@ -74,6 +88,7 @@ class Simulation:
         self._initial: Params = {name: start.pop(name) for name in self._kept}
         self.params: Params = start
         self.precomputed = precompute(self.model, self.federation)
+        self._try()
         self.state: dict[str, State] = {}
         for slot, stage in method.stages().items():
             self.state[slot] = stage.init(self.federation, self.model)
@@ -107,8 +122,51 @@ class Simulation:
             )
         return self.device.place(model)
 
+    @torch.no_grad()
+    def _try(self) -> None:
+        """Ask the model about one sample: what cannot answer is refused before anything starts."""
+        if self.federation.x.is_meta:
+            return
+        index = self.federation.clients[0].train[:1]
+        known = {name: t[index] for name, t in self.precomputed.items()}
+        self.model.eval()
+        try:
+            logits = self.model(self.device.images(self.federation.inputs(index)), **known)
+            fits = logits.ndim == 2 and logits.shape[1] >= self.federation.num_classes
+        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+            raise FedbookError(
+                f"the model cannot take samples of shape {self.federation.input_shape}: {error}",
+                "build it for this federation: models.build(name, federation)",
+            ) from error
+        if not fits:
+            raise FedbookError(
+                f"the model answers with shape {tuple(logits.shape)}, there are "
+                f"{self.federation.num_classes} classes",
+                "it needs one logit per class and sample",
+            )
+        if not bool(logits.isfinite().all()):
+            raise FedbookError(
+                "the model's answer to the first sample is not a number, before any training",
+                "look for NaN in its weights and in the data",
+            )
+
     # -- iterating ---------------------------------------------------------------------------------
     def __iter__(self) -> Iterator[Record]:
+        for watcher in self.callbacks:
+            getattr(watcher, "begin", _nothing)(self)
+        try:
+            for record in self._rounds():
+                told = [watcher(self, record) for watcher in self.callbacks]
+                yield record
+                if any(answer is True for answer in told):
+                    break
+        finally:
+            for watcher in self.callbacks:
+                getattr(watcher, "end", _nothing)(self)
+        self.load(self.params)
+
+    def _rounds(self) -> Iterator[Record]:
+        """The rounds that were resumed, then those to come."""
         from tqdm.auto import tqdm
 
         yield from list(self.records)
@@ -130,7 +188,6 @@ class Simulation:
             if record.accuracy is not None:
                 bar.set_postfix(accuracy=f"{record.accuracy:.3f}")
             yield record
-        self.load(self.params)
 
     def run(self) -> Simulation:
         """All rounds, to the end."""
@@ -393,7 +450,7 @@ class Simulation:
         """The client's loss and accuracy as numbers; divergence stops the run and leaves the last
         good checkpoint.
         """
-        norms = torch._foreach_norm([p for p in self.model.parameters() if p.requires_grad])
+        norms = torch._foreach_norm(self._trained)
         loss, acc, norm = torch.stack([*outcome, torch.stack(norms).sum()]).tolist()
         if not (math.isfinite(norm) and abs(loss) < EXPLODED):
             raise FedbookError(
@@ -406,6 +463,8 @@ class Simulation:
 
     def _personal(self, t: int) -> Scores:
         """Every client's own model on its own test samples."""
+        if isinstance(self._engine, Lockstep) and len(self._engine.trained) == len(self._live):
+            return self._engine.personal(t)
         found: dict[str, list[float]] = {name: [] for name in SCORES}
         for c in self.federation.clients:
             scores = self.evaluate(self.personal_model(c, t), [c])
@@ -464,11 +523,17 @@ class Simulation:
         if found is None:
             return
         state, records = found
-        self.params = state["params"]
-        self._initial = state["initial"]
-        self.state = state["state"]
-        self.memory = {int(id): m for id, m in state["memory"].items()}
-        self.records = [Record.from_json(r) for r in records]
+        try:
+            copy_into(self.params, state["params"])
+            self._initial = state["initial"]
+            self.state = state["state"]
+            self.memory = {int(id): m for id, m in state["memory"].items()}
+            self.records = [Record.from_json(r) for r in records]
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise FedbookError(
+                f"the checkpoint in {self._checkpoint.folder} has another shape: {error!r}",
+                "go on with the fedbook that wrote it, or delete the folder",
+            ) from None
         self._saved = len(self.records)
         if self.records and self.records[-1].round > self.rounds:
             raise FedbookError(
@@ -476,6 +541,10 @@ class Simulation:
                 "ask for at least as many, or use another folder",
             )
         self.load(self.params)
+
+
+def _nothing(run: Simulation) -> None:
+    """For callbacks that do not ask to be told of the beginning or the end."""
 
 
 def own_copy(model: nn.Module, device: torch.device) -> nn.Module:
@@ -502,6 +571,7 @@ def simulate(
     evaluate_every: int = 1,
     quiet: bool = False,
     engine: str = "auto",
+    callbacks: Sequence[Watcher] = (),
 ) -> Simulation:
     """Run a method on a federation.
 
@@ -513,6 +583,7 @@ def simulate(
     Afterwards `run.model` holds the final global weights and `run.frame()` every client's scores.
     The model passed in stays as it is. `engine="loop"` trains the participants one after another,
     "lockstep" all together where the method and the model allow it; "auto" takes the faster.
+    `callbacks` are functions of the run and each record, or loggers of `fedbook.callbacks`.
     """
     return Simulation(
         method,
@@ -526,4 +597,5 @@ def simulate(
         evaluate_every=evaluate_every,
         quiet=quiet,
         engine=engine,
+        callbacks=callbacks,
     )

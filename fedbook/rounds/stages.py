@@ -26,10 +26,12 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import math
+import numbers
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 import torch.nn.functional as F
@@ -173,6 +175,44 @@ class Local:
 def numbered(slot: str, stages: tuple[Any, ...]) -> dict[str, Any]:
     """objective.0, objective.1, ...: the slots of a tuple of stages."""
     return {f"{slot}.{i}": stage for i, stage in enumerate(stages)}
+
+
+GROUP_SETTINGS = {"lr", "momentum", "weight_decay"}
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value is what an annotation says. NaN is no number, True is none either; a list
+    will do for a tuple.
+    """
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        return any(fits(value, one) for one in get_args(hint))
+    if origin is Literal:
+        return value in get_args(hint)
+    if hint in (int, float):
+        kind = numbers.Integral if hint is int else numbers.Real
+        return isinstance(value, kind) and not isinstance(value, bool) and value == value
+    kind = origin or hint
+    if not isinstance(kind, type):
+        return True
+    return isinstance(value, (tuple, list) if kind is tuple else kind)
+
+
+def check_settings(stage: Any) -> None:
+    """Every setting of a stage is of the kind that its annotation says."""
+    try:
+        hints = get_type_hints(type(stage))
+    except NameError:  # an annotation of something that is not imported here
+        return
+    for f in dataclasses.fields(stage):
+        value = getattr(stage, f.name)
+        if not fits(value, hints[f.name]):
+            raise FedbookError(
+                f"{type(stage).__name__}: {f.name} must be {f.type}, got {value!r}",
+                "see the method's options: methods.help(name)",
+            )
+        if isinstance(value, Stage):
+            check_settings(value)
 
 
 @dataclass(frozen=True)
@@ -374,16 +414,40 @@ class LocalSolver(Stage):
     param_groups: tuple[tuple[str, dict[str, float]], ...] = ()
 
     def __post_init__(self) -> None:
+        check_settings(self)
         for name in ("epochs", "batch_size"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            if value < 1:
                 raise FedbookError(
                     f"{name} must be a whole number of at least 1, got {value!r}", f"try {name}=1"
                 )
-        if not (self.lr >= 0 and math.isfinite(self.lr)):
+        for name in ("lr", "weight_decay"):
+            value = getattr(self, name)
+            if not (value >= 0 and math.isfinite(value)):
+                raise FedbookError(
+                    f"{name} must be a finite number of at least 0, got {value!r}",
+                    f"try {name}=0.1",
+                )
+        if not 0 <= self.momentum < 1:
             raise FedbookError(
-                f"lr must be a finite number of at least 0, got {self.lr!r}", "try lr=0.1"
+                f"momentum must lie in [0, 1), got {self.momentum!r}", "try momentum=0.9"
             )
+        if self.clip is not None and not self.clip > 0:
+            raise FedbookError(
+                f"clip must be a positive number or None, got {self.clip!r}", "try clip=1.0"
+            )
+        for group in self.param_groups:
+            if not (
+                len(group) == 2
+                and isinstance(group[0], str)
+                and isinstance(group[1], dict)
+                and group[1].keys() <= GROUP_SETTINGS
+                and all(fits(v, float) and 0 <= v < math.inf for v in group[1].values())
+            ):
+                raise FedbookError(
+                    f"param_groups holds {group!r}, a pattern with settings was expected",
+                    'for example (("prompts*", {"lr": 0.01}),)',
+                )
         if self.optimizer not in ("sgd", "adamw"):
             raise FedbookError(
                 f"optimizer must be 'sgd' or 'adamw', got {self.optimizer!r}", "pick one of the two"
@@ -483,6 +547,7 @@ class Method:
     personal: Personal | None = None
 
     def __post_init__(self) -> None:
+        check_settings(self)
         for slot, kind in (("objective", Objective), ("weigh", Weigh)):
             stages = getattr(self, slot)
             if not (isinstance(stages, tuple) and stages):
@@ -496,6 +561,8 @@ class Method:
                         f"{slot} holds a {type(stage).__name__}, which is no {kind.__name__}",
                         f"derive it from fedbook.rounds.{kind.__name__}",
                     )
+        for stage in self.stages().values():
+            check_settings(stage)
 
     def replace(self, **changes: Any) -> Method:
         return dataclasses.replace(self, **changes)

@@ -112,7 +112,7 @@ def domain_map(spec: Spec, runs: Sequence[Run]) -> Drawn:
     return fig, f"Mean similarity of feature indices between domains, from the most alike: {said}."
 
 
-# -- lines -----------------------------------------------------------------------------------------
+# -- points ----------------------------------------------------------------------------------------
 def _lines(
     ax: Any,
     spec: Spec,
@@ -122,6 +122,7 @@ def _lines(
     dataset: str,
     strategy: str,
     say: str = "{}",
+    what: str = "",
 ) -> list[str]:
     """Accuracy of every base algorithm along the values of an option, beginning with the algorithm
     without an index.
@@ -138,34 +139,31 @@ def _lines(
             found.setdefault(run.row.method, {}).setdefault(at, []).extend(values)
     keys = {k for points in found.values() for k in points} - {"original"}
     order = ["original", *sorted(keys, key=lambda k: STEPS.index(k) if k in STEPS else k)]
+    names = ["original", *(say.format(k) for k in order[1:])]
+    plots.dodged(found, order, names, ax)
+    ax.tick_params(axis="x", labelsize=7)
+    title = f"{data_name(runs, dataset)}, {strategy.upper()}"
+    ax.set(title=title + (f", {what}" if what else ""), ylabel="best mean accuracy (%)")
     told = []
     for method, points in found.items():
-        x = [i for i, k in enumerate(order) if k in points]
-        seeds = [points[order[i]] for i in x]
-        mean = [float(np.mean(v)) for v in seeds]
-        look = plots.look(method)
-        ax.plot(x, mean, **look)
-        if max(map(len, seeds)) > 1:
-            ends = [min(v) for v in seeds], [max(v) for v in seeds]
-            ax.fill_between(x, *ends, color=look["color"], alpha=0.12, linewidth=0)
-        told.append(f"{look['label']} " + ", ".join(f"{v:.1f}" for v in mean))
-    names = ["original", *(say.format(k) for k in order[1:])]
-    ax.set_xticks(range(len(order)), names, fontsize=7)
-    title = f"{data_name(runs, dataset)}, {strategy.upper()}"
-    ax.set(title=title, ylabel="best mean accuracy (%)")
+        means = ", ".join(f"{np.mean(points[k]):.1f}" for k in order if k in points)
+        told.append(f"{plots.look(method)['label']} {means}")
     return [f"{title}, {' / '.join(names)}: {'; '.join(told)}"] if told else []
 
 
 def _finish(
     fig: Any, axes: list[Any], spec: Spec, runs: Sequence[Run], told: list[str], what: str
 ) -> Drawn:
-    """One legend for all panels, a heading, a description."""
-    shown: dict[str, Any] = {}
-    for ax in axes:
-        handles, labels = ax.get_legend_handles_labels()
-        shown |= dict(zip(labels, handles))
-    axes[0].legend(shown.values(), shown.keys(), fontsize=6)
-    fig.suptitle(heading(spec, runs), fontsize=8)
+    """One legend for all panels, one axis for all panels of a dataset, a heading, a description."""
+    from fedbook import plots
+
+    for name in {ax.get_title().split(",")[0] for ax in axes}:
+        own = [ax for ax in axes if ax.get_title().split(",")[0] == name]
+        ends = [ax.get_ylim() for ax in own]
+        for ax in own:
+            ax.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
+    plots.legend_outside(fig, axes)
+    fig.suptitle(heading(spec, runs, "; bars: lowest to highest seed"), fontsize=8)
     return fig, f"{what} {'. '.join(told)}."
 
 
@@ -182,7 +180,7 @@ def ladder(spec: Spec, runs: Sequence[Run]) -> Drawn:
     told = []
     for ax, (s, d) in zip(axes, pairs):
         told += _lines(ax, spec, runs, option="case_studies", dataset=d, strategy=s, say="+{}")
-    what = "Accuracy in percent as case studies are added, line per algorithm."
+    what = "Accuracy in percent as case studies are added, marker per algorithm."
     return _finish(fig, axes, spec, runs, told, what)
 
 
@@ -190,15 +188,16 @@ def sweeps(spec: Spec, runs: Sequence[Run]) -> Drawn:
     """Figure 5: the weight of (iii) and the temperature of (i)."""
     from fedbook import plots
 
-    options = (("weight", "w={}"), ("tau", r"$\tau$={}"))
-    kinds = [(o, say, s) for o, say in options for s in ("federated", "global")]
-    fig, axes = plots.panels(len(kinds), 3.6, 3.0)
+    options = (("weight", "w={}", "weight w"), ("tau", r"$\tau$={}", r"temperature $\tau$"))
+    kinds = [(*o, s) for o in options for s in ("federated", "global")]
+    fig, axes = plots.panels(len(kinds), 3.6, 3.0, columns=2)
     told = []
-    for ax, (o, say, s) in zip(axes, kinds):
-        told += _lines(ax, spec, runs, option=o, dataset="cifar10", strategy=s, say=say)
+    for ax, (o, say, what, s) in zip(axes, kinds):
+        where = {"dataset": "cifar10", "strategy": s}
+        told += _lines(ax, spec, runs, option=o, say=say, what=what, **where)
     what = (
         "Accuracy in percent against the weight of the local regulariser and the sampling "
-        "temperature, line per algorithm."
+        "temperature, marker per algorithm."
     )
     return _finish(fig, axes, spec, runs, told, what)
 
@@ -216,7 +215,7 @@ def epochs_and_aggregation(spec: Spec, runs: Sequence[Run]) -> Drawn:
     for ax, dataset in zip(axes[2:], _datasets(rest)):
         told += _lines(ax, spec, rest, dataset=dataset, **along)
     what = (
-        "Accuracy in percent against index epochs, and with improved aggregation alone, line per "
+        "Accuracy in percent against index epochs, and with improved aggregation alone, marker per "
         "algorithm."
     )
     return _finish(fig, axes, spec, runs, told, what)

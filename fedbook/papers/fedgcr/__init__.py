@@ -5,21 +5,19 @@ from __future__ import annotations
 from itertools import product
 from pathlib import Path
 
-from fedbook.papers.draw import sorted_clients
 from fedbook.papers.fedgcr import measures as measures
 from fedbook.papers.fedgcr.claims import CLAIMS
 from fedbook.papers.fedgcr.figures import (
+    by_size,
+    by_type,
     clustering_by_count,
-    protocols_side_by_side,
+    grouped_on,
     quirk_bars,
     type_maps,
 )
-from fedbook.papers.fedgcr.scales import GRID, METRICS, PUBLISHED, SCALES, STUDY, experiment
+from fedbook.papers.fedgcr.scales import GRID, METRICS, SCALES, STUDY, experiment
 from fedbook.papers.paper import Figure, Paper
 from fedbook.papers.rows import Row
-
-SCORES = ("avg", "sigma_type", "sigma_client")
-METHODS = ("fedavg", "afl", "q_ffl", "term", "harmofl", "fedsam", "fedmix", "fedgcr")
 
 
 def row(method: str, metric: str, dataset: str = "digit_five", **settings: object) -> Row:
@@ -38,21 +36,18 @@ def purities() -> tuple[Row, ...]:
     return tuple(rows)
 
 
-QUIRKS = tuple(
-    row(d.method, "avg", "pacs", quirk=q, on=on) for q, d in STUDY.items() for on in (0, 1)
-)
+QUIRKS = tuple(row(d.method, "avg", quirk=q, on=on) for q, d in STUDY.items() for on in (0, 1))
 GROUPING = tuple(
     row("fedgcr", metric, dataset, cluster_on=on)
     for dataset, on, metric in product(
-        ("pacs", "digit_five"), ("h", "frozen", "types"), ("clustering_accuracy", *SCORES)
+        ("digit_five", "pacs"),
+        ("h", "frozen"),
+        ("clustering_accuracy", "avg", "sigma_type", "sigma_client"),
     )
 )
-PROTOCOLS = tuple(
-    row(method, metric, dataset, protocol=protocol)
-    for dataset, protocol, method, metric in product(
-        ("pacs", "digit_five"), ("printed", "published", "tuned"), METHODS, SCORES
-    )
-    if protocol != "published" or method in PUBLISHED
+SIZE = tuple(
+    row(method, metric, times_images=times, times_rounds=times)
+    for times, method, metric in product((1, 2), ("fedavg", "fedgcr"), ("avg", "sigma_type"))
 )
 PAPER = Paper(
     key="fedgcr",
@@ -67,7 +62,7 @@ PAPER = Paper(
     experiment=experiment,
     metrics=METRICS,
     as_run={"t_prime": "method.clusters"},
-    plots=dict.fromkeys(("table1", "table2", "table6", "table7"), sorted_clients)
+    plots=dict.fromkeys(("table1", "table2", "table6", "table7"), by_type)
     | {"table3": clustering_by_count},
     figures={
         "fig3": Figure(purities(), type_maps),
@@ -78,15 +73,14 @@ PAPER = Paper(
         ),
         "grouping": Figure(
             GROUPING,
-            sorted_clients,
-            "Own study: what is the grouping worth? Clients grouped by h, by the frozen feature, "
-            "and by their true types",
+            grouped_on,
+            "Own study: does it matter that training blurs the groups? Clustering on h and on the "
+            "frozen feature",
         ),
-        "protocols": Figure(
-            PROTOCOLS,
-            protocols_side_by_side,
-            "Own study: how much of the printed lead is the protocol? One rate for all, the "
-            "authors' departures, and every method tuned with the same budget",
+        "size": Figure(
+            SIZE,
+            by_size,
+            "Own study: does FedGCR's lead depend on how many images and rounds there are?",
         ),
     },
     grid=GRID,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,13 @@ from fedbook.papers.draw import (
     MARKS,
     Drawn,
     by_method,
+    by_setting,
     data_name,
     heading,
     one_per_experiment,
     values_of,
 )
-from fedbook.papers.evidence import quantile
-from fedbook.papers.spec import Run, Spec
+from fedbook.papers.spec import Run, Spec, finished
 
 
 def type_maps(spec: Spec, runs: Sequence[Run]) -> Drawn:
@@ -47,11 +46,43 @@ def type_maps(spec: Spec, runs: Sequence[Run]) -> Drawn:
             ax.set(title=f"{data}\n{said}", xlabel="t-SNE 1", ylabel="t-SNE 2")
             ax.set(xticks=[], yticks=[])
             told.append(f"{data} {said}")
-        line[0].legend(fontsize=6, markerscale=1.5)
+        plots.beside(line[-1])
     more = f", after {shown[0].experiment.rounds} rounds of FedGCR at DIF 10"
     fig.suptitle(heading(spec, runs, more), fontsize=8)
     what = "Maps of test images coloured by type; share of the ten nearest of the same type."
     return fig, f"{what} {'; '.join(told)}."
+
+
+def by_type(spec: Spec, runs: Sequence[Run]) -> Drawn:
+    """Mean test accuracy of the clients of every type, from the types served worst to the best: who
+    is left behind, and by which method.
+    """
+    from fedbook import plots
+
+    settings = by_setting(spec, runs)
+    fig, axes = plots.panels(len(settings), 5.4, 3.2, columns=1 if len(settings) == 1 else 2)
+    told = []
+    for ax, (setting, methods) in zip(axes, settings.items()):
+        found: dict[str, dict[str, list[float]]] = {}
+        for method, own in methods.items():
+            for run in own:
+                acc = np.array(run.metrics["clients"]["acc"], dtype=float)
+                kinds = np.array(run.metrics["clients"]["type"])
+                for t, name in enumerate(run.metrics["type_names"]):
+                    value = float(acc[kinds == t].mean())
+                    found.setdefault(method, {}).setdefault(name, []).append(value)
+        names = list(next(iter(found.values())))
+        level = {n: np.mean([np.mean(points[n]) for points in found.values()]) for n in names}
+        order = sorted(names, key=level.__getitem__)
+        plots.dodged(found, order, [n.replace("_", " ") for n in order], ax)
+        ax.tick_params(axis="x", labelsize=7)
+        ax.set(title=setting, ylabel="mean accuracy of its clients", ylim=(0, 1))
+        worst = [f"{plots.look(m)['label']} {np.mean(p[order[0]]):.2f}" for m, p in found.items()]
+        told.append(f"{setting}, {order[0]}: {', '.join(worst)}")
+    plots.legend_outside(fig, axes)
+    fig.suptitle(heading(spec, runs, "; bars: lowest to highest seed"), fontsize=8)
+    what = "Mean test accuracy of the clients of each type, marker per method; at the type served"
+    return fig, f"{what} worst: {'; '.join(told)}."
 
 
 def clustering_by_count(spec: Spec, runs: Sequence[Run]) -> Drawn:
@@ -71,11 +102,11 @@ def clustering_by_count(spec: Spec, runs: Sequence[Run]) -> Drawn:
         look: dict[str, Any] = {"color": plots.type_colours(3)[i], "marker": MARKS[i]}
         ax.plot(x, ours, label=f"ours, DIF {dif}", **look)
         paper = [printed[dif, t] or np.nan for t in x]
-        ax.plot(x, paper, ls=":", mfc="none", label="as printed", **look)
+        ax.plot(x, paper, ls=":", mfc="none", label=f"as printed, DIF {dif}", **look)
         told.append(f"DIF {dif}: " + ", ".join(f"T'={t} {v:.0f}" for t, v in zip(x, ours)))
-    ax.set(xlabel="clusters asked for, T'", ylabel="clustering accuracy (%)", ylim=(None, 102))
+    ax.set(xlabel="clusters asked for, T'", ylabel="clustering accuracy (%)", ylim=(0, 102))
     ax.set_xticks(sorted({t for found in counts.values() for t in found}))
-    ax.legend(fontsize=6)
+    plots.legend_outside(fig, [ax])
     fig.suptitle(heading(spec, runs), fontsize=8)
     what = "Clustering accuracy in percent against the number of clusters, paper dotted:"
     return fig, f"{what} {'; '.join(told)}."
@@ -99,6 +130,10 @@ def quirk_bars(spec: Spec, runs: Sequence[Run]) -> Drawn:
     fig.set_size_inches(6.5, 0.22 * len(order) + 1.2)
     colours = [plots.look(methods[q])["color"] for q in order]
     ax.barh([q.replace("_", " ") for q in order], [change[q] for q in order], color=colours)
+    for method in dict.fromkeys(methods[q] for q in order):
+        look = plots.look(method)
+        ax.bar(0, 0, color=look["color"], label=f"of {look['label']}")
+    plots.legend_outside(fig, [ax])
     ax.axvline(0, color="0.3", lw=0.8)
     ax.tick_params(axis="y", labelsize=7)
     ax.set(xlabel="change of Avg (percentage points) when switched on")
@@ -107,41 +142,65 @@ def quirk_bars(spec: Spec, runs: Sequence[Run]) -> Drawn:
     return fig, f"{what} {'; '.join(f'{q} {change[q]:+.1f}' for q in order)}."
 
 
-def protocols_side_by_side(spec: Spec, runs: Sequence[Run]) -> Drawn:
-    """Avg and sigma_type of every method under each protocol, one panel per dataset and score."""
+def by_size(spec: Spec, runs: Sequence[Run]) -> Drawn:
+    """Avg and sigma_type of the methods as images and rounds are multiplied."""
     from fedbook import plots
 
-    names = {"printed": "AdamW 1e-3 for all", "published": "authors' departures", "tuned": "tuned"}
-    datasets = list(dict.fromkeys(run.row["dataset"] for run in runs))
-    scores = (("avg_type", "Avg (%)"), ("sigma_type", "$\\sigma_{type}$ (points)"))
-    fig, axes = plots.panels(2 * len(datasets))
-    told = []
-    for i, (dataset, (metric, label)) in enumerate(product(datasets, scores)):
-        ax = axes[i]
-        here = [run for run in runs if run.row["dataset"] == dataset]
-        for j, (method, own) in enumerate(by_method(here).items()):
-            look = plots.look(method)
-            for x, protocol in enumerate(names):
-                found = [100 * r.metrics[metric] for r in own if r.row["protocol"] == protocol]
-                if not found:
-                    continue
-                mean, half = interval(found)
-                at = x + 0.09 * (j - 3.5)
-                shown = {k: v for k, v in look.items() if k in ("color", "marker")}
-                name = look["label"] if protocol == "tuned" else None
-                ax.errorbar(at, mean, half, ls="", capsize=2, label=name, **shown)
-                told.append(f"{dataset} {look['label']} {protocol} {metric} {mean:.1f}")
-        ax.set(ylabel=label, title=data_name(here, dataset))
-        ax.set_xticks(range(len(names)), list(names.values()), fontsize=7)
-    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncol=4, fontsize=7)
+    fig, axes = plots.panels(2)
+    said = []
+    shown = (("avg_type", "Avg (%)"), ("sigma_type", "$\\sigma_{type}$ (points)"))
+    for ax, (metric, label) in zip(axes, shown):
+        found: dict[str, dict[str, list[float]]] = {}
+        for method, own in by_method(runs).items():
+            for run in own:
+                at = f"images x{run.row['times_images']}\nrounds x{run.row['times_rounds']}"
+                value = 100 * run.metrics[metric]
+                found.setdefault(method, {}).setdefault(at, []).append(value)
+        order = list(dict.fromkeys(at for points in found.values() for at in points))
+        plots.dodged(found, order, order, ax)
+        most = max(max(v) for points in found.values() for v in points.values())
+        ax.set(ylabel=label, ylim=(0, 1.12 * most))
+        for method, points in found.items():
+            for at, values in points.items():
+                name = plots.look(method)["label"]
+                said.append(f"{name} {metric} {' '.join(at.split())}: {np.mean(values):.1f}")
+    plots.legend_outside(fig, axes)
     fig.suptitle(heading(spec, runs, ", DIF 10"), fontsize=8)
-    return fig, "; ".join(told) + "."
+    return fig, "; ".join(said) + "."
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and half the width of its 95 % interval (t), no width for one value."""
-    n = len(values)
-    if n < 2:
-        return float(np.mean(values)), 0.0
-    half = quantile(0.975, n) * np.std(values, ddof=1) / np.sqrt(n)
-    return float(np.mean(values)), float(half)
+def grouped_on(spec: Spec, runs: Sequence[Run]) -> Drawn:
+    """Every client's accuracy with groups made of h and with groups made of the frozen feature, in
+    one panel per dataset.
+    """
+    from fedbook import plots
+
+    sides = {
+        "h": ("groups by h", plots.RED, "*"),
+        "frozen": ("by the frozen feature", "black", "o"),
+    }
+    datasets = dict.fromkeys(r.row["dataset"] for r in finished(runs))
+    fig, axes = plots.panels(len(datasets))
+    told = []
+    for ax, dataset in zip(axes, datasets):
+        title = data_name(runs, dataset)
+        for on, (label, colour, marker) in sides.items():
+            own = [
+                r
+                for r in finished(runs)
+                if (r.row["dataset"], r.row["cluster_on"]) == (dataset, on)
+            ]
+            if not own:
+                continue
+            ranked = np.array([np.sort(r.metrics["clients"]["acc"]) for r in own])
+            x = range(1, ranked.shape[1] + 1)
+            ax.plot(x, ranked.mean(0), color=colour, marker=marker, label=label)
+            ax.fill_between(x, ranked.min(0), ranked.max(0), color=colour, alpha=0.12, linewidth=0)
+            ends = f"worst {ranked.mean(0)[0]:.2f}, mean {ranked.mean():.2f}"
+            told.append(f"{title}, {label}: {ends}")
+        ax.set(
+            title=title, xlabel="client, from worst to best", ylabel="test accuracy", ylim=(0, 1)
+        )
+    plots.legend_outside(fig, axes)
+    fig.suptitle(heading(spec, runs, "; band: lowest to highest seed"), fontsize=8)
+    return fig, f"Test accuracy of each client, sorted from worst to best. {'; '.join(told)}."

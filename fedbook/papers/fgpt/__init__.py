@@ -9,7 +9,12 @@ from typing import Any
 from fedbook.papers.draw import learning_curves
 from fedbook.papers.fgpt.claims import CLAIMS
 from fedbook.papers.fgpt.counts import counted
-from fedbook.papers.fgpt.figures import by_prompt_rate, global_against_worst, seen_and_unseen
+from fedbook.papers.fgpt.figures import (
+    accuracy_curves,
+    by_prompt_rate,
+    global_against_worst,
+    seen_and_unseen,
+)
 from fedbook.papers.fgpt.scales import GRID, METRICS, SCALES, experiment
 from fedbook.papers.paper import Figure, Paper
 from fedbook.papers.rows import Row
@@ -59,7 +64,7 @@ PAPER = Paper(
             global_against_worst,
         ),
         "fig3": Figure(
-            tuple(row(s, m, "accuracy") for s in (TEN, FEW) for m in MAIN), learning_curves
+            tuple(row(s, m, "accuracy") for s in (TEN, FEW) for m in MAIN), accuracy_curves
         ),
         "unseen": Figure(
             tuple(row({**FEW, "unseen": 10}, m, metric) for m, metric in UNSEEN),

@@ -1,4 +1,4 @@
-"""FGPT's Figure 2 and the pictures of our own studies."""
+"""FGPT's Figures 2 and 3 and the pictures of our own studies."""
 
 from __future__ import annotations
 
@@ -7,26 +7,78 @@ from typing import Any
 
 import numpy as np
 
-from fedbook.papers.draw import Drawn, Methods, by_method, heading, panels
+from fedbook.papers.draw import Drawn, Methods, by_method, data_name, heading
+from fedbook.papers.layout import in_words, used_values
 from fedbook.papers.spec import Run, Spec, finished
 
 
+def _parts(runs: Sequence[Run]) -> dict[str, dict[Any, Methods]]:
+    """The methods by dataset and by s, the classes per client."""
+    found: dict[str, dict[Any, list[Run]]] = {}
+    for run in finished(runs):
+        found.setdefault(run.row["dataset"], {}).setdefault(run.row["s"], []).append(run)
+    return {d: {s: by_method(own) for s, own in parts.items()} for d, parts in found.items()}
+
+
+def _classes(spec: Spec, runs: Sequence[Run], s: Any) -> str:
+    return in_words("s", s, used_values(spec, finished(runs)))
+
+
 def global_against_worst(spec: Spec, runs: Sequence[Run]) -> Drawn:
-    """Accuracy over all clients against that of the worst one."""
+    """Figure 2: accuracy over all clients against that of the worst one. As in print, one panel per
+    dataset; markers are filled where clients have more classes, open where they have fewer.
+    """
     from fedbook import plots
 
-    def draw(ax: Any, setting: str, methods: Methods) -> None:
-        series = {}
-        for method, own in methods.items():
-            everybody = [r.metrics["tail"] for r in own]
-            worst = [r.metrics["worst_client"] for r in own]
-            series[method] = (everybody, worst)
-        x = "global accuracy"
-        y = "worst client's accuracy"
-        plots.points(series, xlabel=x, ylabel=y, title=setting, ax=ax)
+    parts = _parts(runs)
+    fig, axes = plots.panels(len(parts))
+    told = []
+    for ax, (dataset, settings) in zip(axes, parts.items()):
+        title = data_name(runs, dataset)
+        for k, (s, methods) in enumerate(settings.items()):
+            for method, own in methods.items():
+                look = plots.look(method)
+                x = [r.metrics["tail"] for r in own]
+                y = [r.metrics["worst_client"] for r in own]
+                face = "none" if k else look["color"]
+                marks: dict[str, Any] = {"marker": look["marker"], "markeredgecolor": look["color"]}
+                marks |= {"markerfacecolor": face, "linestyle": "none", "clip_on": False}
+                ax.plot(x, y, markersize=7, label=None if k else look["label"], **marks)
+                where = "" if s is None else f", {_classes(spec, runs, s)}"
+                pair = f"{np.mean(x):.2f} / {np.mean(y):.2f}"
+                told.append(f"{title}{where}, {look['label']} {pair}")
+        many = [_classes(spec, runs, s) for s in settings if s is not None]
+        note = f"\nfilled: {many[0]}; open: {many[1]}" if len(many) == 2 else ""
+        ax.set(title=title + note, xlabel="global accuracy", ylabel="worst client's accuracy")
+        ax.set_ylim(0, max(0.05, 1.05 * ax.get_ylim()[1]))
+    plots.legend_outside(fig, axes)
+    fig.suptitle(heading(spec, runs, "; one marker per seed"), fontsize=8)
+    return fig, f"Accuracy over all clients / of the worst client: {'; '.join(told)}."
 
-    fig, who = panels(spec, runs, draw)
-    return fig, f"Accuracy over all clients against the worst client's, one marker per seed: {who}"
+
+def accuracy_curves(spec: Spec, runs: Sequence[Run]) -> Drawn:
+    """Figure 3: accuracy over the rounds, as in print solid where clients have more classes and
+    dashed where they have fewer.
+    """
+    from fedbook import plots
+
+    [settings] = _parts(runs).values()
+    fig, (ax,) = plots.panels(1, 6.2, 4.0)
+    told = []
+    for k, (s, methods) in enumerate(settings.items()):
+        for method, own in methods.items():
+            look = plots.look(method) | {"linestyle": "--" if k else "-"}
+            rounds = own[0].metrics["rounds"]
+            mean = np.mean([r.metrics["curves"]["avg_sample"] for r in own], axis=0)
+            named = look | {"label": None if k else look["label"]}
+            ax.plot(rounds, mean, markevery=max(1, len(rounds) // 6), **named)
+            told.append(f"{look['label']}, {_classes(spec, runs, s)}: {mean[-1]:.2f}")
+    said = [_classes(spec, runs, s) for s in settings]
+    title = f"{data_name(runs, next(iter(_parts(runs))))}; solid: {said[0]}, dashed: {said[-1]}"
+    ax.set(title=title, xlabel="round", ylabel="test accuracy", ylim=(0, None))
+    plots.legend_outside(fig, [ax])
+    fig.suptitle(heading(spec, runs, "; mean over seeds"), fontsize=8)
+    return fig, f"Test accuracy against round; at the end {'; '.join(told)}."
 
 
 def seen_and_unseen(spec: Spec, runs: Sequence[Run]) -> Drawn:
@@ -79,13 +131,12 @@ def by_prompt_rate(spec: Spec, runs: Sequence[Run]) -> Drawn:
                 similarity = r.metrics["log"].get("shared_prompt_similarity", np.nan)
                 value = 100 * r.metrics["tail"] if ax is axes[0] else similarity
                 found.setdefault(r.row["times_prompt_lr"], []).append(value)
-            means = [float(np.mean(v)) for v in found.values()]
-            spread = [float(np.std(v)) for v in found.values()]
-            ax.errorbar(list(found), means, spread, capsize=2, **look)
+            means, bars = plots.over_seeds(list(found.values()))
+            ax.errorbar(list(found), means, bars, capsize=2, **look)
             said += [f"{look['label']} {label} at {t} times: {m:.2f}" for t, m in zip(found, means)]
         ax.set(xscale="log", xlabel="learning rate of the prompts / of the head", ylabel=label)
         ax.set_xticks(sorted({r.row["times_prompt_lr"] for r in finished(runs)}), minor=False)
         ax.xaxis.set_major_formatter("{x:g}")
-    axes[0].legend(fontsize=7)
-    fig.suptitle(heading(spec, runs, "; bars: std over seeds"), fontsize=8)
+    plots.legend_outside(fig, axes)
+    fig.suptitle(heading(spec, runs, "; bars: lowest to highest seed"), fontsize=8)
     return fig, "; ".join(said) + "."

@@ -70,6 +70,7 @@ def client_imbalance(spec: Spec, runs: Sequence[Run]) -> Drawn:
     each client.
     """
     from fedbook import plots
+    from fedbook.data.ecg import CLASSES
 
     run = finished(runs)[0]
     found = local(run)
@@ -91,12 +92,14 @@ def client_imbalance(spec: Spec, runs: Sequence[Run]) -> Drawn:
         at = np.arange(len(row)) + 0.27 * (k - 1)
         b.bar(at, row / row.sum(), 0.27, color=colour, label=name)
     b.set(title="class shares", xlabel="class", ylabel="share of training samples")
+    if len(counts[0]) == len(CLASSES):  # MIT-BIH's
+        b.set_xticks(range(len(CLASSES)), list(CLASSES))
     f1 = np.sort([v for v in run.metrics["clients"]["f1"] if v is not None])
     c.plot(range(1, len(f1) + 1), f1, **plots.look("fedavg"))
     c.axhline(found["t_g"], color=plots.RED, linestyle="--", label="global test")
     c.set(title="FedAvg", xlabel="client, from worst to best", ylabel="macro-F1", ylim=(0, 1))
-    for ax in (a, b, c):
-        ax.legend()
+    for ax, below in ((a, -0.12), (b, -0.2), (c, -0.2)):
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, below), ncols=3, fontsize=7)
     fig.suptitle(heading(spec, [run]), fontsize=8)
     return fig, (
         f"Three panels: {len(counts)} clients by class mix; class shares of all, the nearest and "
@@ -122,6 +125,7 @@ def mean_and_max_loss(spec: Spec, runs: Sequence[Run]) -> Drawn:
             ends.append(f"{plots.look(method)['label']} {last:.2f}")
         plots.curves(series, rounds, ylabel=f"{name} training loss of the clients", ax=ax)
         told.append(f"{name}: " + ", ".join(ends))
+    plots.legend_outside(fig, axes)
     fig.suptitle(heading(spec, runs), fontsize=8)
     return fig, "Training loss of the clients against round; at the end " + "; ".join(told) + "."
 
@@ -152,8 +156,8 @@ def beta_sweep(spec: Spec, runs: Sequence[Run]) -> Drawn:
         top = x[int(np.argmax(mean))]
         told.append(f"{symbol} {mean[0]:.2f} to {mean[-1]:.2f}, highest at beta {top:g}")
     ax.set(xlabel=r"$\beta$, weight of the own loss", ylabel="macro-F1", ylim=(0, 1))
-    ax.legend()
-    fig.suptitle(heading(spec, runs), fontsize=8)
+    plots.legend_outside(fig, [ax])
+    fig.suptitle(heading(spec, runs, "; band: lowest to highest seed"), fontsize=8)
     return fig, "GRP-FED's local tests against beta: " + "; ".join(told) + "."
 
 
@@ -169,22 +173,24 @@ def two_clients(spec: Spec, runs: Sequence[Run]) -> Drawn:
     told = []
     for ax, which in zip(axes, ("near", "far")):
         for k, symbol in enumerate(("t_g", "t_p", "t_l")):
-            height = [mean_of(own, which, symbol) for own in methods.values()]
+            values = [[local(r)[which][symbol] for r in own] for own in methods.values()]
+            height, ends = plots.over_seeds(values)
             x = np.arange(len(height)) + 0.27 * (k - 1)
-            ax.bar(x, height, 0.27, color=plots.type_colours(3)[k], label=TESTS[symbol])
+            bar: dict[str, Any] = {"color": plots.type_colours(3)[k], "label": TESTS[symbol]}
+            ax.bar(x, height, 0.27, yerr=ends, error_kw={"lw": 0.8}, **bar)
             said = ", ".join(f"{m} {h:.2f}" for m, h in zip(methods, height))
             told.append(f"{which} {symbol}: {said}")
         ax.set_xticks(range(len(labels)), labels, rotation=30, ha="right")
         client = local(finished(runs)[0])[which]["client"]
         title = f"client {client}, {which} to the global class mix"
         ax.set(title=title, ylabel="macro-F1", ylim=(0, 1))
-    axes[0].legend()
-    fig.suptitle(heading(spec, runs), fontsize=8)
+    plots.legend_outside(fig, axes)
+    fig.suptitle(heading(spec, runs, "; bars: lowest to highest seed"), fontsize=8)
     return fig, "Macro-F1 on two clients. " + "; ".join(told) + "."
 
 
 def switched(spec: Spec, runs: Sequence[Run]) -> Drawn:
-    """Own studies: the four tests with a change off (pale) and on, one panel per change and
+    """Own studies: the four tests with a change off (grey) and on, one panel per change and
     method.
     """
     from fedbook import plots
@@ -201,15 +207,16 @@ def switched(spec: Spec, runs: Sequence[Run]) -> Drawn:
         mean = {on: [mean_of(sides[on], t) for t in TESTS] for on in (0, 1)}
         for on in (0, 1):
             x = np.arange(4) + 0.4 * on - 0.2
-            pale = 0.35 + 0.65 * on
-            ax.bar(x, mean[on], 0.4, color=look["color"], alpha=pale, label=("off", "on")[on])
+            colour = look["color"] if on else "#C8C8C8"
+            label = f"on, {look['label']}" if on else "off"
+            ax.bar(x, mean[on], 0.4, color=colour, label=label)
         off, on_ = (mean_of(sides[on], "effective_clients") for on in (0, 1))
         ax.set_xticks(range(4), list(TESTS.values()))
         ax.set(title=f"{look['label']}: {change.replace('_', ' ')}", ylabel="macro-F1", ylim=(0, 1))
-        title = f"effective clients\n{off:.1f} / {on_:.1f}"
-        ax.legend(title=title, title_fontsize=6, fontsize=6)
+        ax.set_xlabel(f"effective clients {off:.1f}, then {on_:.1f}", fontsize=7)
         values = [f"{t} {a:.2f} to {b:.2f}" for t, a, b in zip(TESTS, mean[0], mean[1])]
         values.append(f"effective clients {off:.1f} to {on_:.1f}")
         told.append(f"{look['label']}, {change}: {', '.join(values)}")
+    plots.legend_outside(fig, axes)
     fig.suptitle(heading(spec, runs), fontsize=8)
     return fig, "What a change does to the four tests. " + "; ".join(told) + "."

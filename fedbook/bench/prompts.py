@@ -1,19 +1,17 @@
-"""How fast a prompted training step is: with what can be kept, without, against timm's bare blocks
-and against a plain ViT of as many tokens."""
+"""What a prompted training step costs: with what is kept per image, without it, against bare timm,
+and against a plain ViT on patches of about the same cost."""
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedbook.models.prompts import PromptedViT, fedgc, vpt
+from fedbook.clock import interleave, use_threads
+from fedbook.models.prompts import PromptedViT, fedgc
 
 LABELS = {
     "kept": "tokens and stage 1 kept",
@@ -38,16 +36,13 @@ def bench_prompts(
     ours, to the CLS token and a linear head, without GC-Net or optimiser. The plain ViT has as many
     tokens as the hybrid and 1.0 million parameters; its stage 1 is kept too.
     """
-    with at_threads(threads), torch.random.fork_rng(devices=[]):
+    with use_threads(threads), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        seconds = interleave(_steps(batch, prompts, backbone), repeats)
+        spent = interleave(_steps(batch, prompts, backbone), repeats, warm_up=5)
     name = backbone if isinstance(backbone, str) else type(backbone).__name__
     return {
-        "images_per_second": {k: batch / v for k, v in medians(seconds).items()},
-        "kept_is_faster_than": {
-            k: statistics.median(b / a for a, b in zip(seconds["kept"], seconds[k]))
-            for k in seconds
-        },
+        "images_per_second": {k: batch / times.median() for k, times in spent.items()},
+        "kept_is_faster_than": {k: times.over(spent["kept"]) for k, times in spent.items()},
         "settings": {
             "batch": batch,
             "repeats": repeats,
@@ -58,18 +53,15 @@ def bench_prompts(
     }
 
 
-def main(json: bool = False) -> int:
-    """`fedbook bench prompts`: the numbers as JSON or as a table."""
-    from json import dumps
-
-    result = bench_prompts()
-    if json:
-        print(dumps(result))
-        return 0
-    print(f"{'FedGC step':38}{'images/s':>10}  the first is ... times as fast")
-    for name, speed in result["images_per_second"].items():
-        print(f"{LABELS[name]:38}{speed:10.0f}  {result['kept_is_faster_than'][name]:.2f}")
-    return 0
+def text(out: dict[str, Any]) -> str:
+    """The numbers as a table for a terminal."""
+    lines = [f"{'FedGC step':38}{'ms/image':>10}{'images/s':>10}  the first is ... times as fast"]
+    for name, speed in out["images_per_second"].items():
+        ratio = out["kept_is_faster_than"][name]
+        lines.append(f"{LABELS[name]:38}{1e3 / speed:10.2f}{speed:10.0f}  {ratio:.2f}")
+    cost = 1 / out["kept_is_faster_than"]["plain"]
+    lines.append(f"so a step costs {cost:.2f} times as much as on the plain ViT")
+    return "\n".join(lines)
 
 
 def _steps(batch: int, prompts: int, backbone: str | nn.Module) -> dict[str, Callable[[], None]]:
@@ -80,7 +72,7 @@ def _steps(batch: int, prompts: int, backbone: str | nn.Module) -> dict[str, Cal
     tokens = model.tokens(x)
     kept = {"tokens": tokens.half()} if model.stem else {}
     cls = model.frozen_cls(x, tokens)
-    small: dict[str, Any] = dict(embed_dim=128, depth=6, num_heads=4, mlp_ratio=3)
+    small: dict[str, Any] = {"embed_dim": 128, "depth": 6, "num_heads": 4, "mlp_ratio": 3}
     plain = VisionTransformer(img_size=32, patch_size=8, num_classes=0, **small)
     other = fedgc(10, plain, prompts).train()
     seen = torch.randn(batch, 3, 32, 32)
@@ -108,7 +100,8 @@ def _step(
 
 
 def _bare(model: PromptedViT, batch: int, prompts: int) -> Callable[[], None]:
-    vit, y = model.backbone, torch.randint(10, (batch,))
+    vit = model.backbone
+    y = torch.randint(10, (batch,))
     count = vit.patch_embed.num_patches + vit.num_prefix_tokens + prompts
     tokens = torch.randn(batch, count, model.width, requires_grad=True)
     head = nn.Linear(model.width, 10)
@@ -118,39 +111,3 @@ def _bare(model: PromptedViT, batch: int, prompts: int) -> Callable[[], None]:
         F.cross_entropy(head(vit.norm(vit.blocks(tokens))[:, 0]), y).backward()
 
     return step
-
-
-def prompted_step(network: nn.Module, batch: int, prompts: int = 4) -> Callable[[], None]:
-    """A VPT step on a backbone, with the tokens kept where they would be."""
-    model = vpt(10, network, prompts).train()
-    x = torch.randn(batch, 3, *model.backbone.patch_embed.img_size)
-    return _step(model, x, {"tokens": model.tokens(x).half()} if model.stem else {})
-
-
-def interleave(
-    steps: dict[str, Callable[[], None]], repeats: int, warm_up: int = 5
-) -> dict[str, list[float]]:
-    """Seconds of each step, taken in turns so that a busy machine slows all of them alike."""
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for i in range(warm_up + repeats):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            step()
-            if i >= warm_up:
-                seconds[name].append(time.perf_counter() - start)
-    return seconds
-
-
-def medians(seconds: dict[str, list[float]]) -> dict[str, float]:
-    return {name: statistics.median(times) for name, times in seconds.items()}
-
-
-@contextmanager
-def at_threads(threads: int) -> Iterator[None]:
-    """So many threads of torch's for a while."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -24,6 +24,8 @@ import sys
 import time
 from typing import Any
 
+from fedbook.clock import resident
+
 BATCH, PER_CLIENT, LR = 32, 128, 0.05
 
 
@@ -162,7 +164,8 @@ def speed(rounds: int = 1, repeats: int = 11, clients: int = 100) -> dict[str, A
 
 def peak_memory(clients: int) -> dict[str, float]:
     """In a fresh process: MB at the peak of 3 rounds, before the run, and their difference."""
-    code = f"import json; from fedbook.bench import _memory; print(json.dumps(_memory({clients})))"
+    call = f"print(json.dumps(_memory({clients})))"
+    code = f"import json; from fedbook.bench.bare import _memory; {call}"
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True
@@ -178,9 +181,9 @@ def _memory(clients: int) -> dict[str, float]:
     _work(
         federation(2, per_client=50), 1
     )  # whatever torch sets up on first use is there before the run
-    before = _resident("VmRSS")
+    before = resident("VmRSS")
     _work(fed, 3)
-    peak = _resident("VmHWM")
+    peak = resident("VmHWM")
     return {
         "clients": clients,
         "peak_mb": peak,
@@ -197,20 +200,6 @@ def _work(fed: Any, rounds: int) -> None:
     simulate(
         method, fed, network(fed), rounds=rounds, seed=0, device="cpu", quiet=True, engine="loop"
     ).run()
-
-
-def _resident(field: str) -> float:
-    """MB of resident memory now (VmRSS) or at most so far (VmHWM); only the latter where /proc is
-    missing.
-    """
-    try:
-        with open("/proc/self/status") as f:
-            return next(int(line.split()[1]) / 1024 for line in f if line.startswith(field))
-    except OSError:
-        import resource
-
-        unit = 1024 * 1024 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
 def bench(rounds: int = 1, repeats: int = 11) -> dict[str, Any]:
