@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from fedbook.course.command import add_arguments as add_course_arguments
+from fedbook.course.command import course
 from fedbook.errors import FedbookError
 
 if TYPE_CHECKING:
@@ -459,6 +461,8 @@ def parser(command: str = "") -> argparse.ArgumentParser:
     p.add_argument("what", nargs="?", choices=("round", "prompts", "index"), default="round")
     p.add_argument("--rounds", type=_positive, default=1, help="rounds per repeat")
     p.add_argument("--repeats", type=_positive, default=11)
+    p = add("course", course, "fedbook course build my_course", results=False)
+    add_course_arguments(p)
     p = add("lab", lab, "fedbook lab", results=False)
     p.add_argument("rest", nargs=argparse.REMAINDER, help="passed on to jupyter lab")
     p = add("pretrain", pretrain, "fedbook pretrain vit", results=False)
