@@ -10,7 +10,7 @@ import pytest
 
 from fedbook import FedbookError
 from fedbook.cli import main
-from fedbook.course import edition, glossary, toy
+from fedbook.course import edition, glossary, slides, toy
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "course").glob("*.py"))
@@ -143,6 +143,17 @@ def test_the_glossary_tells_letters_apart():
     words = [w for w, _ in glossary.TERMS]
     assert words == sorted(words, key=lambda w: w.lower().replace("-", ""))
     assert len(glossary.ALGORITHMS) == 4
+
+
+def test_slides_are_tagged_as_the_rule_says():
+    for path in NOTEBOOKS:
+        cells = json.loads(path.read_text())["cells"]
+        tagged = [c["metadata"].get("slideshow", {}).get("slide_type") for c in cells]
+        assert tagged == slides.kinds(cells), f"{path.name}: run `fedbook course slides`"
+        assert tagged[0] == "slide" and tagged.count("slide") >= 5
+        shown = [c for c, kind in zip(cells, tagged) if kind != "skip"]
+        text = "".join("".join(c["source"]) for c in shown)
+        assert "answer(" not in text and "Solution" not in text and "## Summary" in text
 
 
 # -- the command -----------------------------------------------------------------------------------

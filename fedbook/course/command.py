@@ -1,4 +1,4 @@
-"""`fedbook course`: build assignments, grade them, write the student edition, check, glossary."""
+"""`fedbook course`: assignments built and graded, the student edition, glossary and slides."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 from fedbook.errors import FedbookError
 
-ACTIONS = ("build", "grade", "students", "check", "glossary")
+ACTIONS = ("build", "grade", "students", "check", "glossary", "slides")
 
 
 def course(args: argparse.Namespace) -> int:
-    """Assignments for nbgrader, grading, student edition, glossary."""
+    """Assignments for nbgrader, grading, student edition, glossary, slides."""
     folder = Path(args.folder) if args.folder else None
     if args.action in ("build", "grade", "students") and folder is None:
         raise FedbookError(
@@ -70,3 +70,11 @@ def _glossary(args: argparse.Namespace, folder: Path | None) -> int:
 
     path = str(write(folder))
     return _tell(args, path, path)
+
+
+def _slides(args: argparse.Namespace, folder: Path | None) -> int:
+    from fedbook.course.slides import write
+
+    paths = [str(p) for p in write(folder)]
+    after = "\njupyter nbconvert --to slides --SlidesExporter.reveal_scroll=True " + paths[0]
+    return _tell(args, paths, "\n".join(paths) + after)

@@ -120,12 +120,14 @@ def train(
 
 def play(
     method: Method, sizes: Numbers, curvature: Numbers, best: Numbers, *, rounds: int
-) -> tuple[float, np.ndarray, list[State]]:
-    """(w, weights, states) after rounds of one gradient step per client, with the library's weigh
-    and update stages: for methods that look at the losses, which here are the parabolas.
+) -> tuple[list[float], np.ndarray, list[State]]:
+    """(w after every round, last weights, last states) of rounds with one gradient step per client
+    and the library's weigh and update stages: for methods that look at the losses, which here are
+    the parabolas.
     """
     h, target, eta = np.asarray(curvature, float), np.asarray(best, float), method.solve.lr
     w = 0.0
+    path = []
     states = _begin(method, sizes)
     moved = method.update.init(_federation(sizes), One())
     for _ in range(rounds):
@@ -139,4 +141,5 @@ def play(
         mean = {name: torch.tensor([[weights @ local]], dtype=torch.float64)}
         after, moved = method.update(moved, server, mean, reports)
         w = float(after[name])
-    return w, weights, states
+        path.append(w)
+    return path, weights, states
