@@ -28,7 +28,7 @@ Take off up to 5 points for a claim that the numbers do not support, however wel
 """
 
 # %% solve="name"
-STUDENT = ""  # your names or numbers in the list of the course; your data depend on it
+STUDENT = ""  # your names (your data depend on them); delete the next line
 ### BEGIN SOLUTION
 STUDENT = "solution"
 ### END SOLUTION

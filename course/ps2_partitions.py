@@ -15,7 +15,7 @@ kind of scanner, phones of one language.
 """
 
 # %% solve="name"
-STUDENT = ""  # your name or number in the list of the course; your numbers depend on it
+STUDENT = ""  # your name in the course (your numbers depend on it); delete the next line
 ### BEGIN SOLUTION
 STUDENT = "solution"
 ### END SOLUTION

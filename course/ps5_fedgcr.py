@@ -16,7 +16,7 @@ You write the pieces of both and compare them with the library.
 """
 
 # %% solve="name"
-STUDENT = ""  # your name or number in the list of the course; your numbers depend on it
+STUDENT = ""  # your name in the course (your numbers depend on it); delete the next line
 ### BEGIN SOLUTION
 STUDENT = "solution"
 ### END SOLUTION

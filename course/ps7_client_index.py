@@ -22,7 +22,7 @@ You write three of them, the index, and find a silent failure.
 """
 
 # %% solve="name"
-STUDENT = ""  # your name or number in the list of the course; your numbers depend on it
+STUDENT = ""  # your name in the course (your numbers depend on it); delete the next line
 ### BEGIN SOLUTION
 STUDENT = "solution"
 ### END SOLUTION

@@ -16,7 +16,7 @@ to use in three stages of a round:
 """
 
 # %% solve="name"
-STUDENT = ""  # your name or number in the list of the course; your numbers depend on it
+STUDENT = ""  # your name in the course (your numbers depend on it); delete the next line
 ### BEGIN SOLUTION
 STUDENT = "solution"
 ### END SOLUTION

@@ -16,7 +16,7 @@ and a *personal* model for each client that still knows what the others know.
 """
 
 # %% solve="name"
-STUDENT = ""  # your name or number in the list of the course; your numbers depend on it
+STUDENT = ""  # your name in the course (your numbers depend on it); delete the next line
 ### BEGIN SOLUTION
 STUDENT = "solution"
 ### END SOLUTION

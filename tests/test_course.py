@@ -58,7 +58,8 @@ def test_no_line_of_a_solution_is_in_the_release(path):
         for c in cells:
             for block in re.findall(f"{begin}\n(.*?){end}", c.text, re.S):
                 for line in block.splitlines():
-                    if len(line.strip()) > 25:
+                    said = kind == "SOLUTION" or line.startswith("assert")
+                    if said and len(line.strip()) > 25:
                         assert line not in text, (kind, line)
 
 

@@ -131,6 +131,7 @@ TERMS = (
         "The server makes one model from those of the clients, usually a weighted mean.",
     ),
     ("backbone", "The large network that is taken as it is, mostly frozen."),
+    ("class token, cls", "The token of a ViT that the classifier reads after the last layer."),
     ("client", "One holder of data that trains the model at home: a phone, a hospital, a shop."),
     (
         "client drift",
@@ -138,7 +139,6 @@ TERMS = (
     ),
     ("client index", "A vector per client that says how its data differ, made before training."),
     ("client type", "A group of clients that differ from the others in the same way."),
-    ("class token, cls", "The token of a ViT that the classifier reads after the last layer."),
     ("communication round", "Send the model, train at the clients, send back, aggregate."),
     ("contrastive loss", "Pulls a vector towards one candidate and away from the others."),
     ("cross-entropy", "Minus the log of the probability given to the right class."),
