@@ -173,6 +173,7 @@ def hand_in(folder, student, name, text):
     path.write_text(text)
 
 
+@pytest.mark.nbgrader
 def test_the_cycle_of_nbgrader(tmp_path, capsys):
     pytest.importorskip("nbgrader", reason="nbgrader is not installed: pip install fedbook[course]")
     name = "ps2_partitions"
