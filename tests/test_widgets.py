@@ -1,4 +1,4 @@
-"""What the notebooks lean on: sliders, figures with descriptions, answers, the opening line."""
+"""What the notebooks lean on: sliders, figures with descriptions, the opening line."""
 
 import base64
 from xml.etree import ElementTree
@@ -8,11 +8,10 @@ import matplotlib
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pytest
 
 from fedbook import FedbookError
-from fedbook.notebook import answer, five_stages, show, start
+from fedbook.notebook import five_stages, show, start
 from fedbook.widgets import explore
 
 
@@ -72,28 +71,6 @@ def test_show_keeps_the_description_and_closes(monkeypatch):
     assert "<figcaption>Figure 1: &lt;loss&gt;</figcaption>" in seen["data"]["text/html"]
     with pytest.raises(FedbookError, match="description"):
         show(fig, alt=" ")
-
-
-@pytest.mark.parametrize(
-    ("got", "told"),
-    [
-        (None, "still to do"),
-        (0.5, "right"),
-        (np.float32(0.5), "right"),
-        (0.6, "not yet"),
-        ("x", "not yet"),
-        ([1, 2], "not"),
-    ],
-)
-def test_answers(got, told, capsys):
-    answer(got, 0.5)
-    assert capsys.readouterr().out.startswith(told)
-
-
-def test_an_answer_of_several_numbers(capsys):
-    answer([1 / 3, 2 / 3], [1 / 3, 2 / 3])
-    answer([0.5, 0.5], [1 / 3, 2 / 3])
-    assert capsys.readouterr().out.split()[0] == "right"
 
 
 def test_the_opening_line(capsys):

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from fedbook.cli.shell import Commands, as_json, store_of
+from fedbook.course import command as course_command
 from fedbook.errors import FedbookError
 
 
@@ -24,6 +25,9 @@ def add(commands: Commands) -> None:
     p = commands.add("book", book, "fedbook book build", results=False)
     p.add_argument("what", choices=("build",), help="make the pages")
     p.add_argument("folder", nargs="?", metavar="DIR", help="default: book/ of the checkout")
+    course_command.add_arguments(
+        commands.add("course", course_command.course, "fedbook course build DIR", results=False)
+    )
     p = commands.add("lab", lab, "fedbook lab --no-browser --port 8899", results=False)
     p.set_defaults(rest=[])
     p = commands.add("pretrain", pretrain, "fedbook pretrain probe", results=False)
