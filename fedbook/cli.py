@@ -346,6 +346,21 @@ def bench(args: argparse.Namespace) -> int:
     return 0
 
 
+def flower(args: argparse.Namespace) -> int:
+    """A Flower app of a method, or the engines compared."""
+    if args.action == "compare":
+        from fedbook.flower.compare import compare
+
+        return compare(args.names, _folder(args.results))
+    from fedbook.flower.app import new
+
+    if len(args.names) != 1:
+        raise FedbookError("new needs one folder", "fedbook flower new DIR --method fedgcr")
+    folder = new(args.names[0], _experiment(args))
+    show(str(folder)) if args.json else print(f"{folder}: its README.md says how to start it")
+    return 0
+
+
 def lab(args: argparse.Namespace) -> int:
     """JupyterLab on the notebooks."""
     import subprocess
@@ -459,6 +474,12 @@ def parser(command: str = "") -> argparse.ArgumentParser:
     p.add_argument("what", nargs="?", choices=("round", "prompts", "index"), default="round")
     p.add_argument("--rounds", type=_positive, default=1, help="rounds per repeat")
     p.add_argument("--repeats", type=_positive, default=11)
+    p = add("flower", flower, "fedbook flower new DIR --method fedgcr --dataset digits5_offline")
+    p.add_argument("action", choices=("new", "compare"))
+    p.add_argument("names", nargs="*", metavar="DIR|ENGINE", help="a new folder; or engines")
+    p.add_argument("--method", metavar="NAME", default="fedavg")
+    p.add_argument("--dataset", metavar="NAME", default="digits5_offline")
+    _add_settings(p, scale)
     p = add("lab", lab, "fedbook lab", results=False)
     p.add_argument("rest", nargs=argparse.REMAINDER, help="passed on to jupyter lab")
     p = add("pretrain", pretrain, "fedbook pretrain vit", results=False)
@@ -475,6 +496,16 @@ def _add_run(add: Any, scale: Any) -> None:
     p.add_argument("method", metavar="METHOD")
     help = "a name, an .npz pack or a folder domain/class/*.png"
     p.add_argument("dataset", metavar="DATASET", help=help)
+    _add_settings(p, scale)
+    p.add_argument("--device", default="auto")
+    help = "keep the run's state here and go on from it"
+    p.add_argument("--checkpoint", metavar="DIR", help=help)
+    p.add_argument("--dry-run", action="store_true", help="print the settings and stop")
+    p.add_argument("--quiet", action="store_true")
+
+
+def _add_settings(p: argparse.ArgumentParser, scale: Any) -> None:
+    """What `_experiment` reads besides method and dataset."""
     p.add_argument("--partition", metavar="NAME")
     p.add_argument("--model", metavar="NAME")
     p.add_argument("--rounds", type=int, metavar="N")
@@ -482,11 +513,6 @@ def _add_run(add: Any, scale: Any) -> None:
     scale(p, "laptop", "whose settings to start from")
     help = "option of the method, or part.option of another part"
     p.add_argument("--set", action="append", metavar="KEY=VALUE", help=help)
-    p.add_argument("--device", default="auto")
-    help = "keep the run's state here and go on from it"
-    p.add_argument("--checkpoint", metavar="DIR", help=help)
-    p.add_argument("--dry-run", action="store_true", help="print the settings and stop")
-    p.add_argument("--quiet", action="store_true")
 
 
 def _version() -> str:
