@@ -6,10 +6,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+from fedbook import models
 from fedbook.errors import FedbookError
 from fedbook.experiment import Experiment
+from fedbook.federation import Federation
 from fedbook.files import write_atomically
 from fedbook.flower.deal import deal
+from fedbook.rounds.device import Device
+from fedbook.rounds.halves import Server, announce, tell
 
 PACKAGE = "fedbook_app"
 
@@ -32,7 +36,8 @@ clientapp = "{package}.client_app:app"
 rounds = {rounds}
 seed = {seed}
 evaluate-every = {evaluate_every}
-timeout = 600           # seconds to wait for answers
+timeout = 600  # seconds to wait for answers
+at-once = 0  # how many clients work at the same time; 0: all
 data = '{data}'
 checkpoint = '{run}'
 """
@@ -104,8 +109,8 @@ def new(folder: str | Path, experiment: Experiment) -> Path:
             "client2vec begins with an index of everybody, which is made before and apart",
             "write an app of another method, and use methods.get('client2vec', index=...) in it",
         )
-    experiment.build_method()
     federation = experiment.build_federation()
+    check(experiment, federation)
     dataset = Path(str(experiment.dataset["name"])).stem
     facts: dict[str, Any] = {
         "name": re.sub(r"[^a-z0-9]+", "-", f"{name}-{dataset}".lower()).strip("-"),
@@ -135,6 +140,17 @@ def new(folder: str | Path, experiment: Experiment) -> Path:
         with write_atomically(folder / path) as part:
             part.write_text(text)
     return folder
+
+
+def check(experiment: Experiment, federation: Federation) -> None:
+    """Refuse a model that the method cannot train before anything is written."""
+    model = dict(experiment.model)
+    built = models.build(model.pop("name"), federation, seed=experiment.seed, **model)
+    settings: dict[str, Any] = {"rounds": experiment.rounds, "seed": experiment.seed}
+    method = experiment.build_method()
+    told = [tell(method, federation, c) for c in federation.clients]
+    known = announce(method, federation, told)
+    Server(method, federation, built, **settings, device=Device("cpu"), known=known)
 
 
 def call_of(part: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from safetensors import safe_open
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 
 from fedbook.errors import FedbookError
 from fedbook.federation import Federation
@@ -35,18 +35,34 @@ from fedbook.rounds.stages import Method, Report, State
 
 Partition = Callable[[Context], Federation]
 Model = nn.Module | Callable[[Federation], nn.Module]
+Features = Callable[[nn.Module, int], dict[str, Tensor]]
 RESIDENT = 32  # sites that stay built in a process that serves many clients
 
 
 class Site(Clients):
-    """One client by itself: parameters and what stages send come out of messages."""
+    """One client by itself: parameters and what stages send come out of messages.
+
+    `features(model, client)` may know what the frozen part of the model makes of its samples.
+    """
 
     def __init__(
-        self, method: Method, federation: Federation, model: nn.Module, **settings: Any
+        self,
+        method: Method,
+        federation: Federation,
+        model: nn.Module,
+        *,
+        features: Features | None = None,
+        **settings: Any,
     ) -> None:
+        self._features = features
         super().__init__(method, federation, model, **settings)
         self.received: Params = {}
         self.sent: dict[str, State] = {}
+
+    def _precompute(self) -> dict[str, Tensor]:
+        if self._features is None:
+            return super()._precompute()
+        return self._features(self.model, self.federation.clients[0].id)
 
     def _download(self, id: int) -> Params:
         return self.received
@@ -60,13 +76,14 @@ def client_app(
     model: Model,
     partition: Partition = partition_of,
     device: str | Device = "cpu",
+    features: Features | None = None,
 ) -> ClientApp:
     """A `ClientApp` that does what clients do in this method.
 
     `model` is a model, or a function of the client's federation that builds one. `partition` gives
     the federation of the one client that a context belongs to.
     """
-    work = Work(method, model, partition, Device.of(device))
+    work = Work(method, model, partition, Device.of(device), features)
     app = ClientApp()
     app.query("who")(work.who)
     app.query("tell")(work.tell)
@@ -85,11 +102,13 @@ class Work:
         model: Model,
         partition: Partition,
         device: Device,
+        features: Features | None = None,
     ) -> None:
         self._method = method
         self._model = model
         self._partition = partition
         self._device = device
+        self._features = features
         self._sites: OrderedDict[tuple[str, int], Site] = OrderedDict()
 
     @property
@@ -183,6 +202,7 @@ class Work:
                 seed=config["seed"],
                 device=self._device,
                 known=known,
+                features=self._features,
             )
         self._sites.move_to_end(key)
         while len(self._sites) > RESIDENT:
@@ -243,7 +263,7 @@ class Turn:
         self.kept["memory"] = self.site.memory.get(self.report.id)
         pack(self.context.state, "kept", self.kept)
         if path := file_of(self.context, self.run):
-            found: dict[str, torch.Tensor] = {}
+            found: dict[str, Tensor] = {}
             nest = flatten(self.kept, found)
             path.parent.mkdir(parents=True, exist_ok=True)
             owned = {k: t.clone() for k, t in found.items()}

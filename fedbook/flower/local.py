@@ -8,16 +8,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from torch import nn
+from torch import Tensor, nn
 
 from fedbook.errors import FedbookError
 from fedbook.federation import Federation
 from fedbook.flower.client import client_app
 from fedbook.flower.server import FedbookStrategy
 from fedbook.rounds.device import Device
+from fedbook.rounds.evaluation import precompute
 from fedbook.rounds.stages import Method
 
 UNREACHABLE = 0  # the code of the error that stands for a client that does not answer
@@ -138,6 +140,12 @@ def run_local(
     def own(context: Context) -> Federation:
         return federation.only(int(context.node_config["partition-id"]))
 
+    def features(adapted: nn.Module, id: int) -> dict[str, Tensor]:
+        """The client's rows of what is computed once for all, as in a simulation."""
+        client = federation.client(id)
+        rows = torch.cat([client.train, client.test]).unique()
+        return {name: t[rows] for name, t in precompute(adapted, federation).items()}
+
     strategy = LocalRun(
         method,
         federation.roster(),
@@ -149,7 +157,7 @@ def run_local(
         timeout=0.0,
         device=device,
     )
-    app = client_app(method, model, partition or own, device)
+    app = client_app(method, model, partition or own, device, features)
     strategy.grid = LocalGrid(app, ids) if grid is None else grid
     with log_level(logging.WARNING if quiet else logging.INFO):
         strategy.run(strategy.grid)

@@ -33,6 +33,7 @@ from fedbook.rounds.record import Record, Traffic
 from fedbook.rounds.stages import Method, Report, State
 
 POLL = 1.0  # seconds between two looks for nodes
+PATIENCE = 20.0  # seconds that a node which has been silent may take to say that it is back
 
 
 def log(level: int, text: str, *values: Any) -> None:
@@ -41,13 +42,58 @@ def log(level: int, text: str, *values: Any) -> None:
     write(level, text, *values)
 
 
+def run_key(method: Method, roster: Federation, seed: int) -> str:
+    """What tells this run from others."""
+    described = json.dumps([method.describe(), roster.fingerprint, seed])
+    return hashlib.sha256(described.encode()).hexdigest()[:16]
+
+
+class Few(Grid):
+    """A grid that writes to a few nodes at a time."""
+
+    def __init__(self, grid: Grid, at_once: int) -> None:
+        self._grid = grid
+        self._at_once = at_once
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        left = list(messages)
+        replies: list[Message] = []
+        while left:
+            now, left = left[: self._at_once], left[self._at_once :]
+            replies += self._grid.send_and_receive(now, timeout=timeout)
+        return replies
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self._grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self._grid.pull_messages(message_ids)
+
+    def create_message(self, *args: Any, **options: Any) -> Message:
+        return self._grid.create_message(*args, **options)
+
+    def set_run(self, run: Any) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        return self._grid.run
+
+
 class FedbookStrategy(Strategy):
     """A method's server on Flower.
 
     `roster` says who there is (`federation.roster()`); no sample is needed here. `rounds` is the
     length of the run. With `checkpoint=FOLDER` a run that was stopped goes on after its last
     finished round. `timeout` is how many seconds an exchange waits for answers, and how long the
-    start waits for everybody.
+    start waits for everybody. `at_once` is how many clients work at the same time, for nodes that
+    share a small machine: Flower starts a process for every message, and gives up on one that has
+    not come up within 30 seconds.
     """
 
     def __init__(
@@ -61,6 +107,7 @@ class FedbookStrategy(Strategy):
         evaluate_every: int = 1,
         checkpoint: str | Path | None = None,
         timeout: float = 3600.0,
+        at_once: int | None = None,
         device: str | Device = "cpu",
     ) -> None:
         self.method = method
@@ -70,11 +117,13 @@ class FedbookStrategy(Strategy):
         self.records: list[Record] = []
         self.nodes: dict[int, int] = {}  # client -> node
         self._roster_ids = {c.id for c in roster.clients}
-        self._ids: dict[int, int] = {}  # node -> client, of every node that was asked
+        self._ids: dict[int, int] = {}  # node -> client, of every node that answered
+        self._silent: set[int] = set()  # nodes that did not
         self._model = model
         self._every = evaluate_every
         self._folder = checkpoint
         self._timeout = timeout
+        self._at_once = at_once
         self._device = Device.of(device)
         self._known: dict[str, State] = {}
         self._informed: set[int] = set()
@@ -88,6 +137,7 @@ class FedbookStrategy(Strategy):
     # -- the run -----------------------------------------------------------------------------------
     def run(self, grid: Grid) -> FedbookStrategy:
         """All rounds that are left."""
+        grid = grid if self._at_once is None else Few(grid, self._at_once)
         self._open(grid)
         left = self.rounds - self._done
         if left > 0:
@@ -119,8 +169,7 @@ class FedbookStrategy(Strategy):
         if self._server is not None:
             return
         before = Traffic()
-        described = json.dumps([self.method.describe(), self.roster.fingerprint, self.seed])
-        self._run = hashlib.sha256(described.encode()).hexdigest()[:16]
+        self._run = run_key(self.method, self.roster, self.seed)
         limit = time.monotonic() + self._timeout
         self._meet(grid)
         while len(self.nodes) < self._size and time.monotonic() < limit:
@@ -160,12 +209,14 @@ class FedbookStrategy(Strategy):
     def _meet(self, grid: Grid) -> None:
         """Which nodes are there, and which clients they are; new ones are asked."""
         present = set(grid.get_node_ids())
-        new = sorted(present - set(self._ids))
-        messages = [self._message(RecordDict(), node, "query.who", 0) for node in new]
-        for answer in self._answers(self._send(grid, messages)):
+        new = present - set(self._ids)
+        answers = self._ask(grid, new - self._silent, self._timeout)
+        answers += self._ask(grid, new & self._silent, min(PATIENCE, self._timeout))
+        for answer in answers:
             said = unpack(answer.content, "who")
             node, id = answer.metadata.src_node_id, said["client"]
             self._ids[node] = id
+            self._silent.discard(node)
             if said["informed"]:
                 self._informed.add(id)
             else:
@@ -182,14 +233,23 @@ class FedbookStrategy(Strategy):
             log(INFO, "client %s is here", id)
         self.nodes = here
 
+    def _ask(self, grid: Grid, nodes: set[int], seconds: float) -> list[Message]:
+        """Which clients these nodes are."""
+        messages = [self._message(RecordDict(), node, "query.who", 0) for node in sorted(nodes)]
+        self._silent |= nodes
+        return self._answers(self._send(grid, messages, seconds))
+
     # -- messages ----------------------------------------------------------------------------------
     def _message(self, content: RecordDict, node: int, kind: str, t: int) -> Message:
         settings = {"run": self._run, "round": t, "rounds": self.rounds, "seed": self.seed}
         content["run"] = ConfigRecord(settings)
         return Message(content, dst_node_id=node, message_type=kind, group_id=str(t))
 
-    def _send(self, grid: Grid, messages: list[Message]) -> Iterable[Message]:
-        return grid.send_and_receive(messages, timeout=self._timeout) if messages else []
+    def _send(
+        self, grid: Grid, messages: list[Message], seconds: float | None = None
+    ) -> Iterable[Message]:
+        limit = self._timeout if seconds is None else seconds
+        return grid.send_and_receive(messages, timeout=limit) if messages else []
 
     def _answers(self, replies: Iterable[Message]) -> list[Message]:
         """Those replies that are no errors, in the order of the nodes."""
@@ -220,6 +280,9 @@ class FedbookStrategy(Strategy):
         for r in reports:
             if r.id not in answers:
                 self._missing.append(r.id)
+                if (node := self.nodes.get(r.id)) is not None:  # asked again before the next round
+                    self._ids.pop(node, None)
+                    self._silent.add(node)
         left = [r for r in reports if r.id in answers]
         if not left:
             raise FedbookError(
@@ -316,7 +379,7 @@ class FedbookStrategy(Strategy):
         if self._t % self._every and self._t != self.rounds:
             return []
         messages = []
-        for id in sorted(self.nodes):
+        for id in sorted(set(self.nodes) - set(self._missing)):
             messages.append(self._message(self._test(id), self.nodes[id], "evaluate", self._t))
         return messages
 
@@ -390,6 +453,7 @@ def server_app(
             evaluate_every=int(config.get("evaluate-every", 1)),
             checkpoint=str(config["checkpoint"]) if config.get("checkpoint") else None,
             timeout=float(config.get("timeout", 3600)),
+            at_once=int(config.get("at-once", 0)) or None,
         ).run(grid)
 
     return app

@@ -252,13 +252,18 @@ class Clients(Half):
     """
 
     memory: dict[int, dict[str, State]]
+    together = False  # whether clients that receive the same may be measured in one pass
 
     def __init__(
         self, method: Method, federation: Federation, model: nn.Module, **settings: Any
     ) -> None:
         super().__init__(method, federation, model, **settings)
-        self.precomputed = precompute(self.model, self.federation)
+        self.precomputed = self._precompute()
         self.memory = {}
+
+    def _precompute(self) -> dict[str, Tensor]:
+        """One row per sample of what no training changes."""
+        return precompute(self.model, self.federation)
 
     def _download(self, id: int) -> Params:
         """The parameters a client receives."""
@@ -352,10 +357,10 @@ class Clients(Half):
         )
 
     def _losses(self, reports: list[Report], t: int) -> list[float]:
-        """Each client's mean loss at the model it receives; one pass where all get the same."""
+        """Each client's mean loss at the model it receives."""
         same = not self._kept and not self.method.update.overrides_download()
         found: list[float] = []
-        for group in [reports] if same else [[r] for r in reports]:
+        for group in [reports] if same and self.together else [[r] for r in reports]:
             self._turn(group[0], t, "measure")
             clients = [self.federation.client(r.id) for r in group]
             found += self.evaluate(self.model, clients, "train").loss

@@ -58,6 +58,7 @@ class Simulation(Server, Clients):
         self._every = evaluate_every
         self._checkpoint_every = checkpoint_every
         self.engine, self._engine = choose(self, engine)
+        self.together = self.engine == "lockstep"
         self.records: list[Record] = []
         self._saved = 0
         self._checkpoint: Checkpoint | None = None
