@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from helpers import LOCAL, mlp, model_for, run, same
+from helpers import LOCAL, mlp, model_for, near, run, same
 
 from fedbook import FedbookError, methods
 from fedbook.methods.client_index import client_index
@@ -248,7 +248,7 @@ def grid_of(kind, federation, method, model, **node_config):
     return kind(app, [c.id for c in federation.clients], node_config)
 
 
-@pytest.mark.parametrize("name", ["ditto", "scaffold", "fedgcr", "grp_fed"])
+@pytest.mark.parametrize("name", ["ditto", "scaffold", "fediir", "grp_fed"])
 def test_a_round_without_a_client_is_one_in_which_it_was_not_drawn(images, name, tmp_path):
     method, model = methods.get(name), model_for(name, images)
     expected = run(method.replace(sample=Without()), images, 4, model)
@@ -284,7 +284,7 @@ class Dying(flower.LocalGrid):
         return super().send_and_receive(messages, timeout=timeout)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "fedgcr", "grp_fed", "fedmix", "pfedhn"])
+@pytest.mark.parametrize("name", ["scaffold", "fediir", "grp_fed", "fedmix", "pfedhn"])
 def test_a_run_goes_on_from_its_last_finished_round(images, name, tmp_path):
     method, model = methods.get(name), model_for(name, images)
     grid = grid_of(Dying, images, method, model)
@@ -296,6 +296,48 @@ def test_a_run_goes_on_from_its_last_finished_round(images, name, tmp_path):
     assert [r.train_loss for r in expected.records] == [r.train_loss for r in found.records]
     for c in images.clients:
         assert alike(expected.memory[c.id], remembered(grid, c.id))
+
+
+def test_fedgcr_goes_on_too(images, tmp_path):
+    """Each client's own network makes its features, a few images at a time: equal to rounding."""
+    method, model = methods.get("fedgcr"), model_for("fedgcr", images)
+    grid = grid_of(Dying, images, method, model)
+    with pytest.raises(KeyboardInterrupt):
+        flower.run_local(method, images, model, 4, grid=grid, checkpoint=tmp_path)
+    found = flower.run_local(method, images, model, 4, grid=grid, checkpoint=tmp_path)
+    assert near(run(method, images, 4, model), found.params)
+
+
+class Deaf(flower.LocalGrid):
+    """A client trains in round 2, and its answer is lost."""
+
+    def send_and_receive(self, messages, *, timeout=None):
+        replies = super().send_and_receive(messages, timeout=timeout)
+        lost = []
+        for m in replies:
+            about = m.metadata
+            train = about.message_type == "train" and about.group_id == "2"
+            if not (train and self._clients[about.src_node_id] == 2):
+                lost.append(m)
+        return lost
+
+
+@pytest.mark.parametrize("name", ["scaffold", "grp_fed"])
+def test_what_was_not_counted_is_not_remembered(images, name):
+    method, model = methods.get(name), model_for(name, images)
+    grid = grid_of(Deaf, images, method, model)
+    found = flower.run_local(method, images, model, 4, grid=grid)
+    expected = run(method.replace(sample=Without()), images, 4, model)
+    assert same(expected, found.params)
+    assert alike(expected.memory[2], remembered(grid, 2))
+
+
+def test_a_few_at_a_time_are_the_same(images):
+    method, model = methods.get("scaffold"), model_for("scaffold", images)
+    grid = grid_of(flower.LocalGrid, images, method, model)
+    settings = {"rounds": 2, "timeout": 0.0, "at_once": 2}
+    few = flower.FedbookStrategy(method, images.roster(), model, **settings).run(grid)
+    assert same(few.params, run(method, images, 2, model))
 
 
 def test_another_run_in_the_same_folder_is_refused(toy, tmp_path):

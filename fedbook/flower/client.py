@@ -165,6 +165,8 @@ class Work:
     def evaluate(self, message: Message, context: Context) -> Message:
         """The scores of the global model and of the client's own, on its own test samples."""
         turn = Turn(self, message, context)
+        turn._forget()
+        turn._remember()
         site = turn.site
         site.received = tensors(message.content.array_records["parameters"])
         shared = message.content.array_records.get("global")
@@ -219,6 +221,7 @@ class Turn:
         config: dict[str, Any] = dict(message.content.config_records["run"])
         self.run: str = config["run"]
         self.round: int = config["round"]
+        self.counted: int = config["counted"]
         self.kept = read(context, self.run)
         if "known" in message.content:
             self.kept["known"] = unpack(message.content, "known")
@@ -227,6 +230,14 @@ class Turn:
         self.report = Report(id=client.id, size=len(client.train))
         self._remember()
 
+    def _forget(self) -> None:
+        """What the client did in a round that the server did not count, since the answer was lost
+        or the server went back to a checkpoint, has not happened.
+        """
+        if self.kept["round"] > self.counted:
+            self.kept["memory"] = self.kept["before"]
+            self.kept["round"] = self.counted
+
     def _remember(self) -> None:
         """The site knows what the client remembers, and nothing of an earlier message."""
         self.site.memory = {}
@@ -234,15 +245,9 @@ class Turn:
             self.site.memory[self.report.id] = self.kept["memory"]
 
     def begin(self) -> None:
-        """The client's first message of a round.
-
-        A round that is played again, because the server went back to a checkpoint, starts from what
-        the client remembered before it.
-        """
-        if self.kept["round"] >= self.round:
-            self.kept["memory"] = copy.deepcopy(self.kept["before"])
-        else:
-            self.kept["before"] = copy.deepcopy(self.kept["memory"])
+        """The client's first message of a round."""
+        self._forget()
+        self.kept["before"] = copy.deepcopy(self.kept["memory"])
         self.kept["round"] = self.round
         self._remember()
         self.site.received = tensors(self.message.content.array_records["parameters"])

@@ -132,6 +132,7 @@ class FedbookStrategy(Strategy):
         self._traffic = Traffic()
         self._reports: list[Report] = []
         self._missing: list[int] = []
+        self._record: Record | None = None  # of the round that is going on
         self._done = 0
 
     # -- the run -----------------------------------------------------------------------------------
@@ -242,8 +243,18 @@ class FedbookStrategy(Strategy):
     # -- messages ----------------------------------------------------------------------------------
     def _message(self, content: RecordDict, node: int, kind: str, t: int) -> Message:
         settings = {"run": self._run, "round": t, "rounds": self.rounds, "seed": self.seed}
+        settings["counted"] = self._counted(self._ids.get(node))
         content["run"] = ConfigRecord(settings)
         return Message(content, dst_node_id=node, message_type=kind, group_id=str(t))
+
+    def _counted(self, id: int | None) -> int:
+        """The last round in which the client's answer was used: what it remembers of a later one
+        does not count.
+        """
+        rounds = [r.round for r in self.records if id in r.participants]
+        if self._record is not None and id in self._record.participants:
+            rounds.append(self._record.round)
+        return max(rounds, default=0)
 
     def _send(
         self, grid: Grid, messages: list[Message], seconds: float | None = None
@@ -400,6 +411,7 @@ class FedbookStrategy(Strategy):
         """Every client's scores into the record; then the round is finished, and kept."""
         answers = self._by_client(replies)
         record = self._record
+        assert record is not None
         if answers:
             found = {id: dict(a.metric_records["scores"]) for id, a in answers.items()}
             for key in next(iter(found.values())):
