@@ -38,10 +38,9 @@ def hard_limit():
 
 
 def small(name, rounds=3, **partition):
-    """An experiment on a small network, but for methods that need prompts."""
+    """An experiment on a few digits."""
     e = compare.experiment(name)
-    model = {"name": "cnn", "width": 4, "hidden": 8} if e.model == {"name": "cnn"} else e.model
-    return dataclasses.replace(e, model=model, rounds=rounds, partition=e.partition | partition)
+    return dataclasses.replace(e, rounds=rounds, partition=e.partition | partition)
 
 
 def simulated(e: Experiment, **changes):

@@ -54,6 +54,7 @@ ENGINES = {
     "deployment": "Flower, deployment",
 }
 DEPLOYED = ("fedgcr", "fgpt")
+MODELS = PROMPTED | {"fedbn": {"name": "resnet32", "width": 4, "norm": "batch"}}
 LIMIT = 900.0  # seconds a deployed run may take
 
 
@@ -89,7 +90,7 @@ def experiment(name: str) -> Experiment:
     return Experiment(
         dataset={"name": "digits5_offline"},
         partition={"name": "dirichlet", "clients": CLIENTS, "alpha": 1.0, "limit": [8, 2]},
-        model=PROMPTED.get(name, {"name": "cnn"}),
+        model=MODELS.get(name, {"name": "cnn", "width": 8, "hidden": 32}),
         method={"name": name},
         rounds=ROUNDS,
         scale="smoke",
