@@ -1,4 +1,4 @@
-"""Flower with real processes: Ray, a SuperLink with SuperNodes, a node that is killed, TLS and keys.
+"""Flower with real processes: Ray, SuperLink and SuperNodes, a node that is killed, TLS and keys.
 
 `pytest -m processes` runs them. Each has a hard time limit, and ports of its own on 127.0.0.1.
 """
@@ -111,7 +111,7 @@ def finished(app):
 
 
 def test_a_node_that_is_killed_is_left_out_and_comes_back_with_its_memory(link, tmp_path):
-    """SCAFFOLD: what a client remembers (c_i) moves the global model, so a lost memory would show."""
+    """SCAFFOLD: what a client remembers moves the global model, so a lost memory would show."""
     e = small("scaffold", rounds=6)
     app = new(tmp_path / "app", e)
     link.log("run").unlink(missing_ok=True)

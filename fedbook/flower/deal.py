@@ -37,7 +37,8 @@ def _folder(context: Context) -> Path:
 
 def partition_of(context: Context) -> Federation:
     """The samples of the client that a node is, out of the folder that `deal` wrote."""
-    return Federation.load(_folder(context) / f"client-{context.node_config['partition-id']}.safetensors")
+    id = context.node_config["partition-id"]
+    return Federation.load(_folder(context) / f"client-{id}.safetensors")
 
 
 def roster_of(context: Context) -> Federation:

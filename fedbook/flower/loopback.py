@@ -215,7 +215,7 @@ class Loopback:
 
 # -- keys ------------------------------------------------------------------------------------------
 def private_key(path: Path) -> None:
-    """A key of a SuperNode (P-384, as `ssh-keygen -t ecdsa -b 384` makes it), and its public one."""
+    """A key of a SuperNode, as `ssh-keygen -t ecdsa -b 384` makes it, and its public one."""
     from cryptography.hazmat.primitives import serialization as s
     from cryptography.hazmat.primitives.asymmetric import ec
 

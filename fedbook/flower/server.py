@@ -27,7 +27,7 @@ from fedbook.flower.deal import roster_of
 from fedbook.flower.records import arrays, pack, tensors, unpack
 from fedbook.rounds.checkpoint import Checkpoint
 from fedbook.rounds.device import Device
-from fedbook.rounds.halves import SCORES, Server, announce
+from fedbook.rounds.halves import Server, announce
 from fedbook.rounds.params import Params, count_bytes
 from fedbook.rounds.record import Record, Traffic
 from fedbook.rounds.stages import Method, Report, State

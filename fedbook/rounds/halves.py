@@ -382,7 +382,7 @@ class Clients(Half):
         return loss, acc
 
     def _scores(self, t: int) -> dict[str, Scores]:
-        """"test": the global model on every client, "personal": their own models on themselves."""
+        """ "test": the global model on every client, "personal": their own models on themselves."""
         found = {}
         if self.has_global:
             self.load(self.params)
