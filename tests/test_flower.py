@@ -381,10 +381,13 @@ def test_a_node_that_is_nobody_on_the_roster_is_left_out(toy):
     assert same(found.params, run(method, toy, 2, model))
 
 
-def test_only_rounds_that_are_due_are_tested(toy):
+def test_only_rounds_that_are_due_are_tested_and_clients_are_asked_once_who_they_are(toy):
     method = methods.get("fedavg", **LOCAL)
     found = flower.run_local(method, toy, mlp(toy), 3, evaluate_every=2)
     assert [r.test_acc is not None for r in found.records] == [False, True, True]
+    kinds = [message.metadata.message_type for message, _ in found.grid.exchanged]
+    assert kinds.count("query.who") == 4 and kinds.count("train") == 12
+    assert kinds.count("evaluate") == 8 and len(kinds) == 24
 
 
 def test_messages_can_be_written_outside_of_a_run_of_flower(toy):

@@ -211,8 +211,9 @@ class FedbookStrategy(Strategy):
         """Which nodes are there, and which clients they are; new ones are asked."""
         present = set(grid.get_node_ids())
         new = present - set(self._ids)
-        answers = self._ask(grid, new - self._silent, self._timeout)
-        answers += self._ask(grid, new & self._silent, min(PATIENCE, self._timeout))
+        again = new & self._silent
+        answers = self._ask(grid, new - again, self._timeout)
+        answers += self._ask(grid, again, min(PATIENCE, self._timeout))
         for answer in answers:
             said = unpack(answer.content, "who")
             node, id = answer.metadata.src_node_id, said["client"]
