@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from fedbook.rounds import Method
 
 Options = dict[str, Any]
+PROMPTED: dict[str, Options] = {  # methods that train prompts, and the models that have them
+    "fed_dualprompt": {"name": "fgpt", "learn_keys": True},
+    "fedgcr": {"name": "fedgc"},
+    "fgpt": {"name": "fgpt"},
+    "pfedhn": {"name": "vpt"},
+    "pt_fedavg": {"name": "vpt"},
+}
 _DESCRIBED: dict[str, dict[str, Any]] = {}
 
 
@@ -175,12 +182,14 @@ class Experiment:
 def plain(method: str, dataset: str, *, scale: str = "laptop", seed: int = 0) -> Experiment:
     """A method on a dataset with settings that fit the data, where no paper has any.
 
-    Images go to a small CNN; their domains are types of two clients each, without domains a
-    Dirichlet draw deals them out. Every patient of ECG beats, every role of a play is a client of
-    its own.
+    Images go to a small CNN, or to the bundled ViT with the method's prompts. Their domains are
+    types of two clients each; without domains a Dirichlet draw deals them out. Every patient
+    of ECG beats, every role of a play is a client of its own.
     """
     domains, kind = _about(dataset)
     model = {"name": {"image": "cnn", "signal": "ecg_resnet", "text": "lstm"}[kind]}
+    if kind == "image":
+        model = PROMPTED.get(method, model)
     partition: Options = {"name": "dirichlet", "clients": 20, "alpha": 0.3}
     if domains > 1:
         partition = {"name": "by_domain", "dif": 1}

@@ -91,7 +91,7 @@ class Federation:
                     f"mean and std need one number per channel ({self.x.shape[1]}), got {moments}",
                     "leave them out for plain [0, 1] scaling",
                 )
-        if self.y.device.type == "meta":
+        if self.y.device.type == "meta" or not len(self.y):  # shapes alone, or a roster
             return
         if self.y.dtype != torch.int64 or self.y.ndim != 1:
             raise FedbookError(
@@ -213,6 +213,21 @@ class Federation:
         return dataclasses.replace(self, x=self.x.to(device), y=self.y.to(device), clients=clients)
 
     # -- other federations from this one -----------------------------------------------------------
+    def only(self, id: int) -> Federation:
+        """One client with a copy of its own samples, and nothing of anybody else's."""
+        client = self.client(id)
+        own = torch.cat([client.train, client.test]).unique()  # sorted: their order stays
+        parts = {n: torch.searchsorted(own, getattr(client, n)) for n in ("train", "test")}
+        alone = (dataclasses.replace(client, **parts),)
+        return dataclasses.replace(self, x=self.x[own], y=self.y[own], clients=alone)
+
+    def roster(self) -> Federation:
+        """Who there is without what they have: names, types and shapes, no sample."""
+        clients = []
+        for c in self.clients:
+            clients.append(dataclasses.replace(c, train=c.train[:0], test=c.test[:0]))
+        return dataclasses.replace(self, x=self.x[:0], y=self.y[:0], clients=tuple(clients))
+
     def split_clients(
         self, unseen: int | float | Sequence[int], seed: int = 0
     ) -> tuple[Federation, Federation]:

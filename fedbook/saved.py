@@ -83,6 +83,7 @@ def network(about: dict[str, Any], wrapped: bool) -> nn.Module:
     """
     from fedbook import methods, models
     from fedbook.experiment import part_options
+    from fedbook.rounds.halves import announce, tell
 
     rows = torch.arange(len(about["types"]))
     clients = tuple(Client(i, t, rows[i : i + 1], rows[:0]) for i, t in enumerate(about["types"]))
@@ -99,8 +100,9 @@ def network(about: dict[str, Any], wrapped: bool) -> nn.Module:
     model = models.build(about["model"]["name"], empty, **part_options(about["model"]))
     if wrapped:
         method = methods.get(about["method"]["name"], **part_options(about["method"]))
-        for stage in method.stages().values():
-            model = stage.adapt(model, empty)
+        known = announce(method, empty, [tell(method, empty, c) for c in clients])
+        for slot, stage in method.stages().items():
+            model = stage.adapt(model, empty, known[slot])
     return model
 
 

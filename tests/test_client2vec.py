@@ -318,7 +318,8 @@ def test_without_tau_it_is_uniform_sampling_itself(toy):
 
 # -- (iii): Eq. 4 ----------------------------------------------------------------------------------
 def turn(federation, stage, client=1):
-    model = stage.adapt(mlp(federation), federation)
+    known = stage.announce(federation, [])
+    model = stage.adapt(mlp(federation), federation, known)
     local = Local.of(federation, model, client=client, terms=(stage,))
     return local, Batch(local, federation.clients[client].train)
 

@@ -243,10 +243,7 @@ def test_fedmix_mixes_behind_a_frozen_stem(images):
 
 def one_mean(x, y):
     """One mean, given."""
-    means = Means.__new__(Means)
-    nn.Module.__init__(means)
-    means.x, means.y = x[None], y[None]
-    return means
+    return Means(x[None], y[None])
 
 
 def smooth(federation):
@@ -323,7 +320,9 @@ def test_fedmix_without_mixing_is_fedavg_bit_for_bit(images):
 
 
 def test_means_cover_everybody_and_hide_single_samples(toy):
-    means = Means(toy, 5)  # 8, 12, 20, 40 samples: 1, 2, 4 and 8 means
+    stage = MeanMixup(mean_of=5)
+    told = [stage.tell(toy, c) for c in toy.clients]
+    means = Means(**stage.announce(toy, told))  # 8, 12, 20, 40 samples: 1, 2, 4 and 8 means
     assert (
         means.x.shape == (15, 5)
         and torch.allclose(means.y.sum(1), torch.ones(15))

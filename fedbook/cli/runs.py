@@ -11,7 +11,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from fedbook.cli.look import SCORES, Group, spread
-from fedbook.cli.shell import Commands, add_scale, as_json, positive, store_of
+from fedbook.cli.shell import Commands, add_scale, as_json, folder_of, positive, store_of
 from fedbook.errors import FedbookError, unknown
 
 if TYPE_CHECKING:
@@ -33,16 +33,8 @@ def add(commands: Commands) -> None:
     p.add_argument("dataset", nargs="?", metavar="DATASET", help=help)
     p.add_argument("--method", dest="own_method", metavar="METHOD", help="the same as an option")
     p.add_argument("--data", dest="own_dataset", metavar="DATASET", help="the same as an option")
-    p.add_argument("--partition", metavar="NAME", help="see `fedbook partitions`")
-    help = "a name (`fedbook models`) or FILE.py:NAME"
-    p.add_argument("--model", metavar="NAME", help=help)
-    p.add_argument("--rounds", type=int, metavar="N")
-    p.add_argument("--seed", type=int, metavar="N", help="the first seed (default: 0)")
+    _add_settings(p)
     p.add_argument("--seeds", type=positive, metavar="N", default=1, help="how many, one by one")
-    add_scale(p, "laptop", "whose settings to start from")
-    help = "option of the method, or part.option of another part"
-    p.add_argument("--set", action="append", metavar="KEY=VALUE", help=help)
-    p.add_argument("--config", metavar="FILE", help="settings from a YAML or JSON file")
     help = "print the settings as such a file and stop"
     p.add_argument("--dump-config", action="store_true", help=help)
     p.add_argument("--device", default="auto", metavar="NAME")
@@ -55,6 +47,41 @@ def add(commands: Commands) -> None:
     help = "print what would be run and its cost, and stop"
     p.add_argument("--dry-run", action="store_true", help=help)
     p.add_argument("--quiet", action="store_true", help="no progress bar")
+    example = "fedbook flower new DIR --method fedgcr --data digits5_offline"
+    p = commands.add("flower", flower, example)
+    p.add_argument("action", choices=("new", "compare"))
+    p.add_argument("names", nargs="*", metavar="DIR|ENGINE", help="a new folder; or engines")
+    p.add_argument("--method", dest="own_method", metavar="METHOD", default="fedavg")
+    p.add_argument("--data", dest="own_dataset", metavar="DATASET", default="digits5_offline")
+    _add_settings(p)
+
+
+def _add_settings(p: argparse.ArgumentParser) -> None:
+    """What `_experiment` reads besides method and dataset."""
+    p.add_argument("--partition", metavar="NAME", help="see `fedbook partitions`")
+    help = "a name (`fedbook models`) or FILE.py:NAME"
+    p.add_argument("--model", metavar="NAME", help=help)
+    p.add_argument("--rounds", type=int, metavar="N")
+    p.add_argument("--seed", type=int, metavar="N", help="the first seed (default: 0)")
+    add_scale(p, "laptop", "whose settings to start from")
+    help = "option of the method, or part.option of another part"
+    p.add_argument("--set", action="append", metavar="KEY=VALUE", help=help)
+    p.add_argument("--config", metavar="FILE", help="settings from a YAML or JSON file")
+
+
+def flower(args: argparse.Namespace) -> int:
+    """A Flower app of a method, or the engines compared."""
+    if args.action == "compare":
+        from fedbook.flower.compare import compare
+
+        return compare(args.names, folder_of(args.results))
+    from fedbook.flower.app import new
+
+    if len(args.names) != 1:
+        raise FedbookError("new needs one folder", "fedbook flower new DIR --method fedgcr")
+    folder = new(args.names[0], _experiment(args))
+    as_json(str(folder)) if args.json else print(f"{folder}: its README.md says how to start it")
+    return 0
 
 
 def run(args: argparse.Namespace) -> int:
@@ -144,8 +171,10 @@ def _experiment(args: argparse.Namespace) -> Experiment:
     from fedbook.methods import builder
 
     told = _config(args.config) if args.config else {}
-    method = args.own_method or args.method or told.get("method", {}).get("name")
-    dataset = args.own_dataset or args.dataset or told.get("dataset", {}).get("name")
+    method = args.own_method or getattr(args, "method", None) or told.get("method", {}).get("name")
+    dataset = (
+        args.own_dataset or getattr(args, "dataset", None) or told.get("dataset", {}).get("name")
+    )
     if not method or not dataset:
         hint = "for example `fedbook run fedavg digits5_offline`"
         raise FedbookError("a method and a dataset are needed", hint)

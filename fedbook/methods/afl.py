@@ -57,11 +57,12 @@ class Agnostic(Weigh):
             )
 
     def init(self, federation: Federation, model: nn.Module) -> State:
-        n = {c.id: len(c.train) if self.start == "size" else 1 for c in federation.clients}
-        return {"lam": {id: size / sum(n.values()) for id, size in n.items()}}
+        return {"lam": {}}  # up to a factor, so that nobody has to know the sum of all sizes
 
     def __call__(self, state: State, reports: list[Report]) -> tuple[Tensor, State]:
-        held = torch.tensor([state["lam"][r.id] for r in reports], dtype=torch.float64)
+        start = {r.id: r.size if self.start == "size" else 1 for r in reports}
+        own = start | state["lam"]
+        held = torch.tensor([own[r.id] for r in reports], dtype=torch.float64)
         mass = held.sum()
         lam = held / mass if mass > 0 else torch.full_like(held, 1 / len(held))
         after = mass * project(lam + self.eta_lam * self.losses(reports))  # (b)

@@ -230,10 +230,13 @@ class IndependentFeatures(Objective):
         """B^f from one row per client."""
         return (F.normalize(beta, dim=1) if self.reduction == "mean" else beta).T.contiguous()
 
-    def index_rows(self, model: Any, federation: Federation) -> Tensor:
-        return resolve(self.index, federation).feature
+    def index_rows(self, model: Any, federation: Federation, known: State) -> Tensor:
+        return known["feature"]
 
-    def adapt(self, model: nn.Module, federation: Federation) -> nn.Module:
+    def announce(self, federation: Federation, told: list[State]) -> State:
+        return {"feature": resolve(self.index, federation).feature}
+
+    def adapt(self, model: nn.Module, federation: Federation, known: State) -> nn.Module:
         head: Any = model.head
         layers = (
             [m for m in head.modules() if isinstance(m, nn.Linear)]
@@ -246,16 +249,12 @@ class IndependentFeatures(Objective):
                 "no linear layer",
                 "use a model with a linear head, or local=False",
             )
-        beta = self.index_rows(model, federation).float()
+        beta = self.index_rows(model, federation, known).float()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             sizes = layers[0].in_features, beta.shape[1], layers[-1].out_features
             model.client2vec = Projected(*sizes, self.columns(beta))
         return model
-
-    def once(self, federation: Federation) -> tuple[int, int]:
-        feature = resolve(self.index, federation).feature
-        return 0, 4 * feature.numel() * len(federation)
 
     def __call__(self, local: Local, batch: Batch, sent: State, memory: State) -> Tensor:
         if self.weight == 0:
@@ -283,11 +282,11 @@ class IndependentOfWeights(IndependentFeatures):
     (Table 2).
     """
 
-    def index_rows(self, model: Any, federation: Federation) -> Tensor:
-        return torch.zeros(len(federation), sum(p.numel() for p in model.head.parameters()))
+    def announce(self, federation: Federation, told: list[State]) -> State:
+        return {}
 
-    def once(self, federation: Federation) -> tuple[int, int]:
-        return 0, 0
+    def index_rows(self, model: Any, federation: Federation, known: State) -> Tensor:
+        return torch.zeros(len(federation), sum(p.numel() for p in model.head.parameters()))
 
     def init(self, federation: Federation, model: nn.Module) -> State:
         B = projected(model).B

@@ -347,6 +347,11 @@ def client_index(
     your own.
     """
     spec = IndexSpec(**options) if spec is None else spec
+    if not len(federation.x):
+        raise FedbookError(
+            "an index is made from samples, and this federation has none",
+            "make it before with client_index(federation), and pass it as index=...",
+        )
     if federation.x.is_meta:  # nothing to be learnt from shapes alone
         nothing = torch.zeros(len(federation), 512)
         return ClientIndex(

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedbook.errors import FedbookError
-from fedbook.federation import Federation
+from fedbook.federation import Client, Federation
 from fedbook.methods.fedavg import fedavg
 from fedbook.rounds import Batch, Local, Method, Objective
 from fedbook.rounds.stages import State
@@ -52,23 +52,22 @@ class Means(nn.Module):
     x: Tensor
     y: Tensor
 
-    def __init__(self, federation: Federation, mean_of: int, model: Any = None) -> None:
+    def __init__(self, x: Tensor, y: Tensor) -> None:
         super().__init__()
-        label = torch.eye(federation.num_classes, device=federation.device)
-        x, y = [], []
-        for c in federation.clients:
-            order = torch.randperm(len(c.train), generator=torch.Generator().manual_seed(c.id)).to(
-                c.train.device
-            )
-            for part in c.train[order].tensor_split(count(len(c.train), mean_of)):
-                x.append(federation.inputs(part).mean(0))
-                y.append(label[federation.y[part]].mean(0))
-        means = torch.stack(x)
-        if getattr(model, "stem", False):  # mixed where training begins: behind the frozen stem
-            with torch.no_grad():
-                means = torch.cat([model.tokens(part) for part in means.split(16)])
-        self.register_buffer("x", means, persistent=False)
-        self.register_buffer("y", torch.stack(y), persistent=False)
+        self.register_buffer("x", x, persistent=False)
+        self.register_buffer("y", y, persistent=False)
+
+
+def means_of(federation: Federation, client: Client, mean_of: int) -> State:
+    """The means of samples and labels that a client shares."""
+    label = torch.eye(federation.num_classes, device=federation.device)
+    rng = torch.Generator().manual_seed(client.id)
+    order = torch.randperm(len(client.train), generator=rng).to(client.train.device)
+    x, y = [], []
+    for part in client.train[order].tensor_split(count(len(client.train), mean_of)):
+        x.append(federation.inputs(part).mean(0))
+        y.append(label[federation.y[part]].mean(0))
+    return {"x": torch.stack(x), "y": torch.stack(y)}
 
 
 def count(samples: int, mean_of: int) -> int:
@@ -90,18 +89,23 @@ class MeanMixup(Objective):
                 "try lam=0.05, mean_of=5",
             )
 
-    def adapt(self, model: nn.Module, federation: Federation) -> nn.Module:
+    def tell(self, federation: Federation, client: Client) -> State:
         if not federation.x.is_floating_point() and federation.x.dtype != torch.uint8:
             raise FedbookError(
                 f"FedMix averages samples, {federation.x.dtype} cannot be averaged", "use images"
             )
-        model.fedmix = Means(federation, self.mean_of, model)
-        return model
+        return means_of(federation, client, self.mean_of)
 
-    def once(self, federation: Federation) -> tuple[int, int]:
-        means = sum(count(len(c.train), self.mean_of) for c in federation.clients)
-        up = 4 * means * (federation.x[0].numel() + federation.num_classes)
-        return up, up * len(federation)
+    def announce(self, federation: Federation, told: list[State]) -> State:
+        return {name: torch.cat([t[name] for t in told]) for name in ("x", "y")}
+
+    def adapt(self, model: nn.Module, federation: Federation, known: State) -> nn.Module:
+        x = known["x"]
+        if getattr(model, "stem", False):  # mixed where training begins: behind the frozen stem
+            with torch.no_grad():
+                x = torch.cat([model.tokens(part) for part in x.split(16)])
+        model.fedmix = Means(x, known["y"])
+        return model
 
     def __call__(self, local: Local, batch: Batch, sent: State, memory: State) -> Tensor:
         means = next(m for m in local.model.modules() if isinstance(m, Means))

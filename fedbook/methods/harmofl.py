@@ -38,29 +38,34 @@ import torch
 from torch import Tensor, nn
 
 from fedbook.errors import FedbookError
-from fedbook.federation import Federation
+from fedbook.federation import Client, Federation
 from fedbook.methods.fedavg import fedavg
 from fedbook.methods.fedsam import SharpnessAware
 from fedbook.rounds import Method
+from fedbook.rounds.stages import State
 
 
 class AmplitudeNorm(nn.Module):
     """Images with their own phases and the amplitudes `A` [C, H, W // 2 + 1] (real images: half a
-    spectrum is all).
+    spectrum is all), by default the mean of the federation's clients.
     """
 
     A: Tensor
     replaced: Tensor
 
-    def __init__(self, federation: Federation, window: float | None = None) -> None:
+    def __init__(
+        self, federation: Federation, window: float | None = None, A: Tensor | None = None
+    ) -> None:
         super().__init__()
         _, height, width = federation.input_shape
         reach = max(height, width) if window is None else int(window * min(height, width))
         rows, columns = torch.fft.fftfreq(height, 1 / height), torch.fft.rfftfreq(width, 1 / width)
         replaced = (rows.abs()[:, None] <= reach) & (columns <= reach)
         self.register_buffer("replaced", replaced.to(federation.device), persistent=False)
-        found = [self.client_amplitude(federation, c.train) for c in federation.clients]
-        self.register_buffer("A", torch.stack(found).mean(0), persistent=False)  # (a)
+        if A is None:
+            found = [self.client_amplitude(federation, c.train) for c in federation.clients]
+            A = torch.stack(found).mean(0)  # (a)
+        self.register_buffer("A", A, persistent=False)
 
     def spectrum(self, x: Tensor) -> Tensor:
         return torch.fft.rfft2(x.float())
@@ -108,23 +113,27 @@ class Harmonised(SharpnessAware):
     amplitude: bool = True
     window: float | None = None
 
-    def adapt(self, model: nn.Module, federation: Federation) -> nn.Module:
+    def tell(self, federation: Federation, client: Client) -> State:
         if not self.amplitude:
-            return model
+            return {}
         if len(federation.input_shape) != 3:
             raise FedbookError(
                 "Harmo-FL normalises images of shape C x H x W, got samples of shape "
                 f"{federation.input_shape}",
                 "use amplitude=False",
             )
-        return Normalised(model, AmplitudeNorm(federation, self.window))
+        alone = dataclasses.replace(federation, clients=(client,))
+        return {"amplitude": AmplitudeNorm(alone, self.window).A}
 
-    def once(self, federation: Federation) -> tuple[int, int]:
+    def announce(self, federation: Federation, told: list[State]) -> State:
         if not self.amplitude:
-            return 0, 0
-        channels, height, width = federation.input_shape
-        total = 4 * channels * height * (width // 2 + 1) * len(federation)
-        return total, total
+            return {}
+        return {"amplitude": torch.stack([t["amplitude"] for t in told]).mean(0)}  # (a)
+
+    def adapt(self, model: nn.Module, federation: Federation, known: State) -> nn.Module:
+        if not self.amplitude:
+            return model
+        return Normalised(model, AmplitudeNorm(federation, self.window, known["amplitude"]))
 
 
 def harmofl(

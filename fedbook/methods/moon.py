@@ -126,7 +126,7 @@ class ModelContrast(Objective):
     def __post_init__(self) -> None:
         check_contrast(self)
 
-    def adapt(self, model: nn.Module, federation: Federation) -> nn.Module:
+    def adapt(self, model: nn.Module, federation: Federation, known: State) -> nn.Module:
         if self.projection is None:
             return model
         return Projected(model, self.projection, federation.num_classes)

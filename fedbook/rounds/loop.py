@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-import copy
-import hashlib
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedbook.errors import FedbookError
 from fedbook.federation import Client, Federation
 from fedbook.rounds.checkpoint import Checkpoint
 from fedbook.rounds.device import Device
-from fedbook.rounds.evaluation import Scores, evaluate, precompute
+from fedbook.rounds.evaluation import Scores
+from fedbook.rounds.halves import SCORES, Clients, Server, announce, tell
 from fedbook.rounds.lockstep import Lockstep, choose
-from fedbook.rounds.params import Params, clone, copy_into, shared_state
+from fedbook.rounds.params import copy_into, count_bytes
 from fedbook.rounds.record import Record, Traffic
-from fedbook.rounds.seeds import generator, stream
-from fedbook.rounds.stages import Local, Method, Report, State, numbered
-from fedbook.rounds.weights import LogWeights, WeightedSum, Weights, add
+from fedbook.rounds.stages import Method
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SCORES = ("loss", "acc", "f1")
 Watcher = Callable[..., Any]  # of the run and a record; True stops the run
-EXPLODED = 1e6  # a mean training loss beyond this is reported as divergence
 
 
-class Simulation:
+class Simulation(Server, Clients):
     """A federated run: iterate over it for one `Record` per round. Made by `simulate`."""
 
     def __init__(
@@ -67,88 +61,24 @@ class Simulation:
                     f"{name} must be a whole number of at least {least}, got {value!r}",
                     f"try {name}=10",
                 )
-        self.method = method
-        self.rounds = rounds
-        self.seed = seed
-        self.device = device
+        federation = federation.to(device.torch)
+        told = [tell(method, federation, c) for c in federation.clients]
+        known = announce(method, federation, told)
+        settings: dict[str, Any] = {"rounds": rounds, "seed": seed, "device": device}
+        super().__init__(method, federation, model, **settings, known=known)
+        self._before = count_bytes(told), count_bytes(known) * len(federation)
         self.quiet = quiet
         self.callbacks = tuple(callbacks)
         self._every = evaluate_every
         self._checkpoint_every = checkpoint_every
-        self.federation = federation.to(device.torch)
-        self.model = self._adapt(own_copy(model, device.torch))
-        self._live = shared_state(self.model)  # views of the resident model, written in place
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        self._trained: list[Tensor] = list(trained)
-        self._kept: list[str] = []
-        if method.personal is not None:
-            keeps = method.personal.keeps
-            self._kept = [name for name in self._live if keeps(name, self.model)]
-        start = clone(self._live)
-        self._initial: Params = {name: start.pop(name) for name in self._kept}
-        self.params: Params = start
-        self.precomputed = precompute(self.model, self.federation)
-        self._try()
-        self.state: dict[str, State] = {}
-        for slot, stage in method.stages().items():
-            self.state[slot] = stage.init(self.federation, self.model)
         self.engine, self._engine = choose(self, engine)
-        self.memory: dict[int, dict[str, State]] = {}
+        self.together = self.engine == "lockstep"
         self.records: list[Record] = []
         self._saved = 0
         self._checkpoint: Checkpoint | None = None
         if checkpoint is not None:
             self._checkpoint = Checkpoint(checkpoint, self._identity())
             self._resume()
-
-    def _adapt(self, model: nn.Module) -> nn.Module:
-        """The model as the stages want it, on the device; refuse one that cannot be trained."""
-        for stage in self.method.stages().values():
-            model = stage.adapt(model, self.federation)
-        for name in ("embed", "head"):
-            if not callable(getattr(model, name, None)):
-                raise FedbookError(
-                    f"the model has no {name}",
-                    "offer embed(x) -> z and head(z) -> logits, or use Classifier",
-                )
-        if type(model).forward is nn.Module.forward:
-            raise FedbookError(
-                "the model has no forward",
-                "add forward(x, **precomputed) = head(embed(x, **precomputed))",
-            )
-        if not any(p.requires_grad for p in model.parameters()):
-            raise FedbookError(
-                "the model has no trainable parameter", "unfreeze its head or add prompts"
-            )
-        return self.device.place(model)
-
-    @torch.no_grad()
-    def _try(self) -> None:
-        """Ask the model about one sample: what cannot answer is refused before anything starts."""
-        if self.federation.x.is_meta:
-            return
-        index = self.federation.clients[0].train[:1]
-        known = {name: t[index] for name, t in self.precomputed.items()}
-        self.model.eval()
-        try:
-            logits = self.model(self.device.images(self.federation.inputs(index)), **known)
-            fits = logits.ndim == 2 and logits.shape[1] >= self.federation.num_classes
-        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
-            raise FedbookError(
-                f"the model cannot take samples of shape {self.federation.input_shape}: {error}",
-                "build it for this federation: models.build(name, federation)",
-            ) from error
-        if not fits:
-            raise FedbookError(
-                f"the model answers with shape {tuple(logits.shape)}, there are "
-                f"{self.federation.num_classes} classes",
-                "it needs one logit per class and sample",
-            )
-        if not bool(logits.isfinite().all()):
-            raise FedbookError(
-                "the model's answer to the first sample is not a number, before any training",
-                "look for NaN in its weights and in the data",
-            )
 
     # -- iterating ---------------------------------------------------------------------------------
     def __iter__(self) -> Iterator[Record]:
@@ -244,270 +174,47 @@ class Simulation:
 
     def _round(self, t: int) -> Record:
         """Sample, measure, train, aggregate, update, record."""
-        method = self.method
         traffic = self._once() if t == 1 else Traffic()
-
-        rng = generator(self.seed, "sample", t)
-        chosen, self.state["sample"] = method.sample(self.state["sample"], self.federation, t, rng)
-        reports = []
-        for id in sorted(chosen):  # from here on everything happens in id order
-            reports.append(Report(id=id, size=len(self.federation.client(id).train)))
+        reports = self._sample(t)
 
         self._measure(reports, t, traffic)
+        self._prepare(reports)
         uploads = self._engine(reports, t, traffic)
+
         mean, weights = self._aggregate(reports, uploads)
+        self._update(mean, reports)
+        record = self._record(t, reports, weights, traffic)
+        return self._score(record)
 
-        server = self.state["update"]
-        self.params, self.state["update"] = method.update(server, self.params, mean, reports)
-        return self._record(t, reports, weights, traffic)
-
-    # -- its parts ---------------------------------------------------------------------------------
     def _once(self) -> Traffic:
         """What is exchanged before the first round."""
-        traffic = Traffic()
+        traffic = Traffic(*self._before)
         for stage in self.method.stages().values():
             up, down = stage.once(self.federation)
             traffic.up += up
             traffic.down += down
         return traffic
 
-    def _measure(self, reports: list[Report], t: int, traffic: Traffic) -> None:
-        """What the participants tell of the model they receive, before anyone trains."""
-        stages = self.method.stages()
-        measuring = [slot for slot, stage in stages.items() if stage.overrides("measure")]
-        if "received" in self.method.reads:
-            for report, loss in zip(reports, self._losses(reports, t)):
-                report.loss = loss
-                traffic.receive(loss)
-        for report in reports if measuring else ():
-            local = self._turn(report, t, "measure")
-            self.model.eval()
-            for slot in measuring:
-                memory = local.memory.setdefault(slot, {})
-                self._receive(report, stages[slot].measure(local, memory), traffic)
-        if self.method.grouping is not None:
-            groups, self.state["grouping"] = self.method.grouping(self.state["grouping"], reports)
-            for report, group in zip(reports, groups):
-                report.group = group
-        for slot, stage in stages.items():
-            self.state[slot] = stage.prepare(self.state[slot], reports)
-
-    def _train(self, reports: list[Report], t: int, traffic: Traffic) -> Iterator[Params]:
-        """Each participant's parameters after training; they are gone when the next one trains."""
-        for report in reports:
-            local = self._begin(report, t, traffic)
-            outcome = self.method.solve(local, local.sent["solve"], local.memory["solve"])
-            yield self._end(local, report, outcome, traffic)
-
-    def _begin(self, report: Report, t: int, traffic: Traffic) -> Local:
-        """A client receives the model and what the stages send with it."""
-        local = self._turn(report, t, "train")
-        traffic.send(local.received)
-        for slot, stage in self.method.stages().items():
-            local.sent[slot] = stage.send(self.state[slot], report.id)
-            stage.begin(local, local.sent[slot], local.memory.setdefault(slot, {}))
-        traffic.send(local.sent)
-        torch.manual_seed(stream(self.seed, "dropout", t, report.id))
-        return local
-
-    def _end(
-        self, local: Local, report: Report, outcome: tuple[Tensor, Tensor], traffic: Traffic
-    ) -> Params:
-        """A client has trained: the server receives what it sends."""
-        report.train_loss, report.train_acc = self._check(outcome, report.id, local.round)
-        for slot, stage in self.method.stages().items():
-            sent = stage.end(local, local.sent[slot], local.memory[slot])
-            self._receive(report, sent, traffic)
-        if self._kept:
-            local.memory["kept"] = clone({name: self._live[name] for name in self._kept})
-        upload = {name: self._live[name] for name in self.params}
-        traffic.receive([upload, report.size] if upload else [])
-        return upload
-
-    def _aggregate(
-        self, reports: list[Report], uploads: Iterator[Params]
-    ) -> tuple[Params, Weights]:
-        """The weighted mean of what the participants upload."""
-        if "training" in self.method.reads:  # weights that are known only after training
-            uploads = iter([clone(upload) for upload in uploads])
-        weights = self._weigh(reports)
-        total = WeightedSum(self.params, weights)
-        for report, upload in zip(reports, uploads):
-            total.add(upload)
-            if self.method.update.uploads:
-                report.values["upload"] = clone(upload)
-        return total.result(), weights
-
-    def _weigh(self, reports: list[Report]) -> Weights:
-        """Normalised weights of the participants: the factors' log-weights add up."""
-        total: LogWeights = torch.zeros(len(reports), dtype=torch.float64)
-        for slot, factor in numbered("weigh", self.method.weigh).items():
-            scores, self.state[slot] = factor(self.state[slot], reports)
-            total = add(total, scores)
-        return Weights(total, [r.id for r in reports])
-
-    def _record(self, t: int, reports: list[Report], weights: Weights, traffic: Traffic) -> Record:
-        """What is kept of the round, with the scores if it is time to test."""
-        record = Record(
-            round=t,
-            participants=[r.id for r in reports],
-            weights=weights.default,
-            train_loss={r.id: r.train_loss for r in reports if r.train_loss is not None},
-            train_acc={r.id: r.train_acc for r in reports if r.train_acc is not None},
-            bytes_up=traffic.up,
-            bytes_down=traffic.down,
-            log=self._log(),
-        )
-        if t % self._every == 0 or t == self.rounds:
-            found = {}
-            if self.has_global:
-                self.load(self.params)
-                found["test"] = self.evaluate(self.model)
-            if self.method.personal is not None:
-                found["personal"] = self._personal(t)
-            for kind, scores in found.items():
+    def _score(self, record: Record) -> Record:
+        """The record with the scores of its round, if it is time to test."""
+        if record.round % self._every == 0 or record.round == self.rounds:
+            for kind, scores in self._scores(record.round).items():
                 for name in SCORES:
                     setattr(record, f"{kind}_{name}", getattr(scores, name))
         return record
 
-    def _log(self) -> dict[str, Any]:
-        """What the stages left in their states to be recorded."""
-        log: dict[str, Any] = {}
-        for state in self.state.values():
-            new = state.get("log", {})
-            self._unique("log", log, new)
-            log |= new
-        return log
-
-    @property
-    def has_global(self) -> bool:
-        """Whether there is one model for everybody."""
-        alone = self.method.personal is not None and self.method.personal.alone
-        return not (self._kept or alone)
-
-    def load(self, params: Params) -> None:
-        """Write parameters into the resident model, in place."""
-        copy_into(self._live, params)
-
-    def evaluate(
-        self, model: nn.Module, clients: list[Client] | None = None, part: str = "test"
-    ) -> Scores:
-        """A model on the clients' test (or train) samples."""
-        return evaluate(
-            model,
-            self.federation,
-            clients,
-            part=part,
-            device=self.device,
-            precomputed=self.precomputed,
-        )
-
-    def _turn(self, report: Report, t: int, purpose: str) -> Local:
-        """Give the resident model to a client: the parameters it receives, and its own layers."""
-        id = report.id
-        memory = self.memory.setdefault(id, {})
-        received = self.method.update.download(self.state["update"], self.params, id)
-        self.load(received)
-        if self._kept:
-            self.load(memory.get("kept", self._initial))
-        return Local(
-            client=self.federation.client(id),
-            federation=self.federation,
-            model=self.model,
-            received=received,
-            terms=self.method.objective,
-            round=t,
-            rounds=self.rounds,
-            generator=generator(self.seed, purpose, t, id),
-            device=self.device,
-            memory=memory,
-            report=report.values,
-            precomputed=self.precomputed,
-        )
-
-    def _losses(self, reports: list[Report], t: int) -> list[float]:
-        """Each client's mean loss at the model it receives; one pass where all get the same."""
-        same = not self._kept and not self.method.update.overrides_download()
-        found: list[float] = []
-        for group in [reports] if same else [[r] for r in reports]:
-            self._turn(group[0], t, "measure")
-            clients = [self.federation.client(r.id) for r in group]
-            found += self.evaluate(self.model, clients, "train").loss
-        return found
-
-    def _receive(self, report: Report, values: State, traffic: Traffic) -> None:
-        self._unique("report", report.values, values)
-        report.values |= values
-        traffic.receive(values)
-
-    def _unique(self, what: str, known: State, new: State) -> None:
-        if clash := known.keys() & new.keys():
-            raise FedbookError(
-                f"two stages of {self.method.name} {what} {sorted(clash)}", "give one another name"
-            )
-
-    def _check(self, outcome: tuple[Tensor, Tensor], id: int, t: int) -> tuple[float, float]:
-        """The client's loss and accuracy as numbers; divergence stops the run and leaves the last
-        good checkpoint.
-        """
-        norms = torch._foreach_norm(self._trained)
-        loss, acc, norm = torch.stack([*outcome, torch.stack(norms).sum()]).tolist()
-        if not (math.isfinite(norm) and abs(loss) < EXPLODED):
-            raise FedbookError(
-                f"training diverged: client {id}, round {t}, loss {loss:.3g}, parameter norm "
-                f"{norm:.3g}",
-                f"lower lr (now {self.method.solve.lr}) or set clip; the last good checkpoint is "
-                "untouched",
-            )
-        return loss, acc
-
     def _personal(self, t: int) -> Scores:
-        """Every client's own model on its own test samples."""
         if isinstance(self._engine, Lockstep) and len(self._engine.trained) == len(self._live):
             return self._engine.personal(t)
-        found: dict[str, list[float]] = {name: [] for name in SCORES}
-        for c in self.federation.clients:
-            scores = self.evaluate(self.personal_model(c, t), [c])
-            for name in SCORES:
-                found[name] += getattr(scores, name)
-        return Scores(**found)
+        return super()._personal(t)
 
     def personal_model(self, client: Client, t: int | None = None) -> nn.Module:
         """The resident model with the weights this client is tested with (until the next call)."""
-        if self.method.personal is None:
-            raise FedbookError(
-                f"{self.method.name} has no personal models", "use run.model, the global one"
-            )
-        known = client.id in self.memory
-        t = len(self.records) if t is None else t
-        local = self._turn(Report(id=client.id, size=len(client.train)), t, "personal")
-        sent = self.method.personal.send(self.state["personal"], client.id)
-        torch.manual_seed(stream(self.seed, "personal", t, client.id))
-        self.method.personal.load(local, sent, local.memory.get("personal", {}))
-        if not known:
-            del self.memory[client.id]
-        return self.model
+        return self._own_model(client, len(self.records) if t is None else t)
 
     # -- resuming ----------------------------------------------------------------------------------
     def _identity(self) -> dict[str, Any]:
-        """Everything that must match before a checkpoint may be resumed.
-
-        Trained weights count by shape only.
-        """
-        shapes = [(name, tuple(t.shape)) for name, t in self._live.items()]
-        digest = hashlib.sha256(repr(shapes).encode())
-        for name, t in self.model.state_dict().items():
-            if name not in self._live:
-                digest.update(name.encode())
-                flat = t.detach().cpu().flatten().contiguous()
-                digest.update(flat.view(torch.uint8).numpy().tobytes())
-        return {
-            "method": self.method.describe(),
-            "federation": self.federation.fingerprint,
-            "model": digest.hexdigest()[:16],
-            "seed": self.seed,
-            "evaluate_every": self._every,
-        }
+        return super()._identity() | {"evaluate_every": self._every}
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -545,18 +252,6 @@ class Simulation:
 
 def _nothing(run: Simulation) -> None:
     """For callbacks that do not ask to be told of the beginning or the end."""
-
-
-def own_copy(model: nn.Module, device: torch.device) -> nn.Module:
-    """A model that may be trained while the caller's stays as it is.
-
-    Frozen parameters that are on the device already are shared, not copied.
-    """
-    memo = {}
-    for p in model.parameters():
-        if not p.requires_grad and p.device == device:
-            memo[id(p)] = p
-    return copy.deepcopy(model, memo)
 
 
 def simulate(

@@ -13,8 +13,9 @@
 A stage is a frozen dataclass of hyper-parameters. What it remembers between rounds lies outside it:
 a server `state` and one `memory` per client (dicts of tensors, numbers, strings and lists; all of
 it is checkpointed). A stage declares what travels by returning it: `send` (server to client),
-`measure` and `end` (client to server). Those are counted in bytes, and so is `once`, for what is
-exchanged before the first round and then kept.
+`measure` and `end` (client to server), and once before the first round `tell` (client to server)
+and `announce` (server to all). All of it is counted in bytes; `once` adds what an earlier procedure
+took, of which only the result is at hand.
 
 To record a number, leave it in the state: `{..., "log": {"q": 1.5}}`. It appears as
 `record.log["q"]` of that round and in stored results as `log.q`. Names are unique within a method;
@@ -221,12 +222,20 @@ class Stage:
     FedAvg.
     """
 
-    def adapt(self, model: nn.Module, federation: Federation) -> nn.Module:
-        """Wrap or extend the model before anything starts."""
+    def tell(self, federation: Federation, client: Client) -> State:
+        """On the client, once before round 1: what it sends up."""
+        return {}
+
+    def announce(self, federation: Federation, told: list[State]) -> State:
+        """On the server, when all have told: what everybody is sent once."""
+        return {}
+
+    def adapt(self, model: nn.Module, federation: Federation, known: State) -> nn.Module:
+        """Wrap or extend the model before anything starts; `known` is what was announced."""
         return model
 
     def once(self, federation: Federation) -> tuple[int, int]:
-        """Bytes all clients together send up and receive before round 1."""
+        """Bytes that all clients together sent up and received before any of this."""
         return 0, 0
 
     def init(self, federation: Federation, model: nn.Module) -> State:
