@@ -47,12 +47,13 @@ def add(commands: Commands) -> None:
     help = "print what would be run and its cost, and stop"
     p.add_argument("--dry-run", action="store_true", help=help)
     p.add_argument("--quiet", action="store_true", help="no progress bar")
-    example = "fedbook flower new DIR --method fedgcr --data digits5_offline"
+    example = "fedbook flower new DIR --method fedgcr --dataset digits5_offline"
     p = commands.add("flower", flower, example)
     p.add_argument("action", choices=("new", "compare"))
     p.add_argument("names", nargs="*", metavar="DIR|ENGINE", help="a new folder; or engines")
     p.add_argument("--method", dest="own_method", metavar="METHOD", default="fedavg")
-    p.add_argument("--data", dest="own_dataset", metavar="DATASET", default="digits5_offline")
+    p.add_argument("--dataset", dest="own_dataset", metavar="NAME", default="digits5_offline")
+    p.set_defaults(method=None, dataset=None)
     _add_settings(p)
 
 
@@ -171,10 +172,8 @@ def _experiment(args: argparse.Namespace) -> Experiment:
     from fedbook.methods import builder
 
     told = _config(args.config) if args.config else {}
-    method = args.own_method or getattr(args, "method", None) or told.get("method", {}).get("name")
-    dataset = (
-        args.own_dataset or getattr(args, "dataset", None) or told.get("dataset", {}).get("name")
-    )
+    method = args.own_method or args.method or told.get("method", {}).get("name")
+    dataset = args.own_dataset or args.dataset or told.get("dataset", {}).get("name")
     if not method or not dataset:
         hint = "for example `fedbook run fedavg digits5_offline`"
         raise FedbookError("a method and a dataset are needed", hint)
