@@ -25,7 +25,7 @@ from fedbook.federation import Client, Federation
 from fedbook.rounds import Device, Report, simulate
 from fedbook.rounds.record import Traffic
 
-PER_CLIENT = 64  # samples, so that batches of 16 and 64 make four steps and one
+PER_CLIENT = 32  # samples, or one batch where that is more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,9 +119,9 @@ def cell(
     net: Net, batch: int, participants: int, *, work: float, repeats: int, budget: float
 ) -> dict[str, Any]:
     """One network, batch size and number of participants, each with so much work."""
-    fed = federation(net, participants)
+    fed = federation(net, participants, max(batch, PER_CLIENT))
     sides = {"loop": Trainer(net, fed, batch, "loop")}
-    if net.kind == "image" and net.method == "fedavg":
+    if net.kind == "image" and net.method == "fedavg" and participants <= 10:
         sides["channels_last"] = Trainer(net, fed, batch, "loop", channels_last=True)
     sides["lockstep"] = Trainer(net, fed, batch, "lockstep")
     steps: dict[str, Callable[[], object]] = {name: t.train for name, t in sides.items()}
@@ -150,7 +150,7 @@ def _speedup(spent: dict[str, Times]) -> float | None:
 def bench_engines(
     *,
     repeats: int = 15,
-    budget: float = 6.5,
+    budget: float = 4.0,
     threads: int | None = None,
     batches: tuple[int, ...] = (16, 64),
     participants: tuple[int, ...] = (10, 50),
@@ -162,7 +162,8 @@ def bench_engines(
         cells = []
         rates = [product_rate()]
         for net, b in tqdm(grid, desc="engines"):
-            work = operations(Trainer(net, federation(net, 10), b, "loop")) / 10
+            fed = federation(net, 10, max(b, PER_CLIENT))
+            work = operations(Trainer(net, fed, b, "loop")) / 10
             for p in participants:
                 cells.append(cell(net, b, p, work=work, repeats=repeats, budget=budget))
         rates.append(product_rate())
