@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from helpers import vit
+from torch import nn
 
 from fedbook.bench import bare, clock, engines, growth, index, peers, prompts
 from fedbook.cli import main
@@ -86,6 +87,19 @@ def test_every_network_of_the_table_can_be_stacked():
         run = engines.Trainer(net, engines.federation(net, 1, 2), 2, "loop").run
         sizes[net.label] = sum(p.numel() for p in run.params.values())
     assert sizes == {"CNN 66k": 65_934, "CNN 600k": 579_402}
+
+
+def test_pooling_before_the_activation_is_the_same_to_the_bit():
+    """What the CNN does, for speed: the maximum of a window is where its positive part's is."""
+    ends = []
+    for layers in ((nn.MaxPool2d(2), nn.ReLU()), (nn.ReLU(), nn.MaxPool2d(2))):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Conv2d(3, 4, 3), *layers, nn.Flatten(), nn.Linear(36, 5))
+        x, y = torch.randn(8, 3, 8, 8), torch.arange(8) % 5
+        x[:2] = 0  # windows of equal numbers
+        nn.functional.cross_entropy(net(x), y).backward()
+        ends.append([p.grad for p in net.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*ends))
 
 
 # -- growth ----------------------------------------------------------------------------------------
