@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm.auto import tqdm
 
@@ -25,7 +26,7 @@ from fedbook.federation import Client, Federation
 from fedbook.rounds import Device, Report, simulate
 from fedbook.rounds.record import Traffic
 
-PER_CLIENT = 64  # samples, so that batches of 16 and 64 make four steps and one
+PER_CLIENT = 32  # samples, or one batch where that is more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +110,18 @@ def operations(trainer: Trainer) -> int:
     return counter.get_total_flops()
 
 
+def in_products(trainer: Trainer) -> float:
+    """The share of a round's processor time that convolutions and matrix products take."""
+    with use_threads(1), profile(activities=[ProfilerActivity.CPU]) as found:
+        trainer.train()
+    products = total = 0.0
+    for event in found.key_averages():
+        total += event.self_cpu_time_total
+        if any(word in event.key for word in ("conv", "mm", "attention")):
+            products += event.self_cpu_time_total
+    return products / total
+
+
 def product_rate(size: int = 1536, repeats: int = 9) -> float:
     """Operations per second of a product of two square matrices."""
     a, b = torch.randn(2, size, size)
@@ -119,9 +132,9 @@ def cell(
     net: Net, batch: int, participants: int, *, work: float, repeats: int, budget: float
 ) -> dict[str, Any]:
     """One network, batch size and number of participants, each with so much work."""
-    fed = federation(net, participants)
+    fed = federation(net, participants, max(batch, PER_CLIENT))
     sides = {"loop": Trainer(net, fed, batch, "loop")}
-    if net.kind == "image" and net.method == "fedavg":
+    if net.kind == "image" and net.method == "fedavg" and participants <= 10:
         sides["channels_last"] = Trainer(net, fed, batch, "loop", channels_last=True)
     sides["lockstep"] = Trainer(net, fed, batch, "lockstep")
     steps: dict[str, Callable[[], object]] = {name: t.train for name, t in sides.items()}
@@ -150,7 +163,7 @@ def _speedup(spent: dict[str, Times]) -> float | None:
 def bench_engines(
     *,
     repeats: int = 15,
-    budget: float = 6.5,
+    budget: float = 4.0,
     threads: int | None = None,
     batches: tuple[int, ...] = (16, 64),
     participants: tuple[int, ...] = (10, 50),
@@ -162,7 +175,8 @@ def bench_engines(
         cells = []
         rates = [product_rate()]
         for net, b in tqdm(grid, desc="engines"):
-            work = operations(Trainer(net, federation(net, 10), b, "loop")) / 10
+            fed = federation(net, 10, max(b, PER_CLIENT))
+            work = operations(Trainer(net, fed, b, "loop")) / 10
             for p in participants:
                 cells.append(cell(net, b, p, work=work, repeats=repeats, budget=budget))
         rates.append(product_rate())
@@ -200,17 +214,35 @@ def markdown(out: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"{note} first column's batch and clients."])
 
 
-def bench_limit(threads: int | None = None, budget: float = 8.0) -> dict[str, Any]:
-    """The same for ten participants, as shares of the machine's matrix-product rate."""
-    return bench_engines(threads=threads, budget=budget, participants=(10,))
+def bench_limit(threads: int | None = None, **options: Any) -> dict[str, Any]:
+    """The same for ten participants as shares of the machine's matrix-product rate, and what part
+    of the time products take at all: where that is most of it, no engine can gain much.
+    """
+    usual: dict[str, Any] = {"budget": 6.0, "participants": (10,), "nets": NETS}
+    chosen = usual | options
+    out = bench_engines(threads=threads, **chosen)
+    nets = {net.label: net for net in chosen["nets"]}
+    for c in out["cells"]:
+        fed = federation(nets[c["net"]], c["participants"], max(c["batch"], PER_CLIENT))
+        c["in_products"] = {}
+        for engine in ("loop", "lockstep"):
+            trainer = Trainer(nets[c["net"]], fed, c["batch"], engine)
+            trainer.train()
+            c["in_products"][engine] = in_products(trainer)
+    return out
 
 
 def limit_text(out: dict[str, Any]) -> str:
     rate = out["product_rate"]
-    lines = [f"matrix product {rate / 1e9:.0f} GFLOP/s with {out['threads']} threads; share of it:"]
-    lines.append(f"{'network':20}{'batch':>7}{'loop':>8}{'lock-step':>11}{'channels_last':>15}")
+    lines = [f"matrix product {rate / 1e9:.0f} GFLOP/s with {out['threads']} threads"]
+    lines.append(f"{'':27}{'share of that rate':^34}{'time in products':^22}")
+    lines.append(
+        f"{'network':20}{'batch':>7}{'loop':>8}{'channels_last':>15}{'lock-step':>11}"
+        f"{'loop':>11}{'lock-step':>11}"
+    )
     for c in out["cells"]:
         share = {name: f"{value / rate:.0%}" for name, value in c["rate"].items()}
-        line = f"{c['net']:20}{c['batch']:7}{share['loop']:>8}{share['lockstep']:>11}"
-        lines.append(line + f"{share.get('channels_last', ''):>15}")
+        line = f"{c['net']:20}{c['batch']:7}{share['loop']:>8}"
+        line += f"{share.get('channels_last', ''):>15}{share['lockstep']:>11}"
+        lines.append(line + "".join(f"{v:>11.0%}" for v in c["in_products"].values()))
     return "\n".join(lines)

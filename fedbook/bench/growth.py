@@ -157,8 +157,8 @@ def draw(out: dict[str, Any], folder: str | Path) -> list[Path]:
             "participants of a round",
             "seconds of training",
             [
-                (e, [p["participants"] for p in some], [p[e] for p in some])
-                for e in ("loop", "lockstep")
+                (label, [p["participants"] for p in some], [p[e] for p in some])
+                for label, e in (("loop", "loop"), ("lock-step", "lockstep"))
             ],
             f"With {some[-1]['participants']} participants the loop takes "
             f"{some[-1]['loop'] / some[-1]['lockstep']:.2f} times as long as lock-step.",

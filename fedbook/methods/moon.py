@@ -41,8 +41,8 @@ from fedbook.federation import Federation
 from fedbook.methods.fedavg import fedavg
 from fedbook.rounds import Batch, CrossEntropy, Local, Method, Objective
 from fedbook.rounds.evaluation import precompute
-from fedbook.rounds.lockstep import Step
-from fedbook.rounds.params import body, clone, copy_into, shared_state
+from fedbook.rounds.lockstep import Lockstep, Step
+from fedbook.rounds.params import Params, body, clone, copy_into, shared_state
 from fedbook.rounds.stages import State
 
 
@@ -142,6 +142,20 @@ class ModelContrast(Objective):
         z_prev = local.features(index)
         copy_into(live, here)
         memory |= {"index": index, "z": torch.stack([z_glob, z_prev], 1)}
+
+    def ahead(self, engine: Lockstep, slot: str, turns: list[Local], starts: list[Params]) -> None:
+        """The same as `begin`, for many clients."""
+        asked = []
+        for local, start in zip(turns, starts):
+            memory = local.memory[slot]
+            if "previous" in memory and self.weight > 0:
+                memory["index"] = local.client.train.sort().values
+                asked.append((memory, start))
+        index = [memory["index"] for memory, _ in asked]
+        here = engine.passes([start for _, start in asked], index)
+        before = engine.passes([start | memory["previous"] for memory, start in asked], index)
+        for (memory, _), (z_glob, _), (z_prev, _) in zip(asked, here, before):
+            memory["z"] = torch.stack([z_glob, z_prev], 1)
 
     def __call__(self, local: Local, batch: Batch, sent: State, memory: State) -> Tensor:
         if "z" not in memory:

@@ -325,13 +325,18 @@ class Clients(Half):
             outcome = self.method.solve(local, local.sent["solve"], local.memory["solve"])
             yield self._end(local, report, outcome, traffic)
 
-    def _begin(self, report: Report, t: int, traffic: Traffic) -> Local:
-        """A client receives the model and what the stages send with it."""
+    def _begin(self, report: Report, t: int, traffic: Traffic, later: Any = ()) -> Local:
+        """A client receives the model and what the stages send with it.
+
+        Stages of the kinds `later` begin another time.
+        """
         local = self._turn(report, t, "train")
         traffic.send(local.received)
         for slot, stage in self.method.stages().items():
             local.sent[slot] = self._send(slot, report.id)
-            stage.begin(local, local.sent[slot], local.memory.setdefault(slot, {}))
+            memory = local.memory.setdefault(slot, {})
+            if not isinstance(stage, later):
+                stage.begin(local, local.sent[slot], memory)
         traffic.send(local.sent)
         torch.manual_seed(stream(self.seed, "dropout", t, report.id))
         return local

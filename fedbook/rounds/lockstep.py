@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -83,6 +83,14 @@ def obstacle(run: Simulation) -> tuple[str | None, str]:
         return str(error), ""
 
 
+@runtime_checkable
+class Ahead(Protocol):
+    """A stage whose `begin` can be done for all clients of a lock-step at once."""
+
+    def ahead(self, engine: Lockstep, slot: str, turns: list[Local], starts: list[Params]) -> None:
+        """Instead of `begin`: the turns, and the parameters that each of them starts from."""
+
+
 def _definer(stage: LocalSolver, name: str) -> type:
     return next(c for c in type(stage).__mro__ if name in vars(c))
 
@@ -98,6 +106,7 @@ class Lockstep:
         self.run = run
         self.how = how
         self.trained = [name for name, p in run.model.named_parameters() if p.requires_grad]
+        self.whole = len(self.trained) == len(run._live)  # no buffers besides
         self._idle: list[Stack] = []  # ready to be used again
 
     def __call__(self, reports: list[Report], t: int, traffic: Traffic) -> Iterator[Params]:
@@ -109,9 +118,12 @@ class Lockstep:
         turns: list[Local] = []
         starts: list[Params] = []
         for report in order:
-            turns.append(run._begin(report, t, traffic))
+            turns.append(run._begin(report, t, traffic, Ahead if self.whole else ()))
             new = not same or not starts
             starts.append(self._resident() if new else starts[0])
+        for slot, stage in run.method.stages().items() if self.whole else ():
+            if isinstance(stage, Ahead):
+                stage.ahead(self, slot, turns, starts)
         run.model.train()
 
         def train(chunk: slice) -> list[Outcome]:
@@ -133,39 +145,50 @@ class Lockstep:
             torch.manual_seed(stream(run.seed, "dropout", t, report.id))  # as the loop leaves it
             yield run._end(local, report, (outcome.loss, outcome.acc), traffic)
 
-    def personal(self, t: int, batch: int = 512) -> Scores:
+    def personal(self, t: int, batch: int = 512, window: int = 64) -> Scores:
         """Every client's own model on its own test samples, several models at once."""
         run = self.run
         federation = run.federation
-        clients = sorted(federation.clients, key=lambda c: -len(c.test))  # most samples first
-        found: dict[int, tuple[Tensor, Tensor]] = {}
-        chunks = self.chunks(len(clients), batch=run.method.solve.batch_size)
-        threads = self.threads()
-        for i in range(0, len(chunks), threads):
-            starts: dict[int, Params] = {}
-            some = chunks[i : i + threads]
-            for c in (c for chunk in some for c in clients[chunk]):
+        clients = sorted(federation.clients, key=lambda c: -len(c.test))
+        clients = [c for c in clients if len(c.test)]
+        none = federation.x.new_zeros((0, federation.num_classes), dtype=torch.float32)
+        logits: dict[int, Tensor] = {}
+        for i in range(0, len(clients), window):
+            some = clients[i : i + window]
+            starts = []
+            for c in some:
                 run.personal_model(c, t)
-                starts[c.id] = self._resident()
-
-            def test(chunk: slice, starts: dict[int, Params] = starts) -> list[Any]:
-                own = clients[chunk]
-                with self._stack([starts[c.id] for c in own], training=False) as stack:
-                    return predict_each(run, stack, [c.test for c in own], batch // len(own) + 1)
-
-            for chunk, scored in zip(some, self._map(test, some)):
-                found |= {c.id: pair for c, pair in zip(clients[chunk], scored)}
+                starts.append(self._resident())
+            for c, (_, found) in zip(some, self.passes(starts, [c.test for c in some], batch)):
+                logits[c.id] = found
         rows = [c.test for c in federation.clients]
-        count = torch.tensor([len(r) for r in rows]).to(federation.device)
-        loss, predicted = (torch.cat(x) for x in zip(*(found[c.id] for c in federation.clients)))
+        y = federation.y[torch.cat(rows)]
+        every = torch.cat([logits.get(c.id, none) for c in federation.clients])
         return score(
-            torch.repeat_interleave(count),
+            torch.repeat_interleave(torch.tensor([len(r) for r in rows]).to(y.device)),
             len(rows),
-            loss=loss,
-            predicted=predicted,
-            y=federation.y[torch.cat(rows)],
+            loss=F.cross_entropy(every.float(), y, reduction="none"),
+            predicted=every.argmax(1),
+            y=y,
             classes=federation.num_classes,
         )
+
+    def passes(
+        self, starts: list[Params], index: list[Tensor], batch: int = 512
+    ) -> list[tuple[Tensor, Tensor]]:
+        """z and logits of each client's samples under parameters of its own, in eval mode."""
+        order = sorted(range(len(index)), key=lambda i: -len(index[i]))
+
+        def work(chunk: slice) -> list[tuple[Tensor, Tensor]]:
+            own = order[chunk]
+            with self._stack([starts[i] for i in own], training=False) as stack:
+                return pass_each(self.run, stack, [index[i] for i in own], batch // len(own) + 1)
+
+        chunks = self.chunks(len(order), self.run.method.solve.batch_size)
+        found: dict[int, tuple[Tensor, Tensor]] = {}
+        for chunk, made in zip(chunks, self._map(work, chunks)):
+            found |= dict(zip(order[chunk], made))
+        return [found[i] for i in range(len(index))]
 
     def _resident(self) -> Params:
         """A copy of what is trained of the resident model as it is now."""
@@ -203,7 +226,7 @@ class Lockstep:
     def _map(self, work: Callable[[slice], Any], chunks: list[slice]) -> list[Any]:
         """`work` of every chunk, in order; one thread each where there are several."""
         threads = min(self.threads(), len(chunks))
-        if threads == 1:
+        if threads <= 1:
             return list(map(work, chunks))
         before = torch.get_num_threads()
         alone = partial(torch.set_num_threads, 1)
@@ -231,34 +254,27 @@ def schedule(local: Local, solver: LocalSolver) -> Iterator[tuple[Tensor, bool]]
 
 
 @torch.no_grad()
-def predict_each(
+def pass_each(
     run: Simulation, stack: Stack, index: list[Tensor], batch: int
 ) -> list[tuple[Tensor, Tensor]]:
-    """Loss and predicted class of each client's samples, those with most samples first."""
+    """z and logits of each client's samples; everybody has some, those with most come first."""
     from fedbook.models.stacked import Layout
 
-    losses: list[list[Tensor]] = [[] for _ in index]
-    classes: list[list[Tensor]] = [[] for _ in index]
+    found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in index]
     pieces = [rows.split(batch) for rows in index]
     for step in range(len(pieces[0])):
         parts = [own[step] for own in pieces if step < len(own)]
         sizes = [len(part) for part in parts]
-        if not sizes[0]:
-            break  # nobody has any
-        sizes = [n for n in sizes if n]
-        if len(sizes) < stack.clients:
-            stack.first(len(sizes))
+        if len(parts) < stack.clients:
+            stack.first(len(parts))
         rows = torch.cat(parts)
         known = {name: t[rows] for name, t in run.precomputed.items()}
         x = run.device.images(run.federation.inputs(rows))
         with run.device.autocast():
-            _, logits = stack.pass_all(x, known, Layout(sizes, rows.device))
-        loss = F.cross_entropy(logits.float(), run.federation.y[rows], reduction="none")
-        for found, values in ((losses, loss), (classes, logits.argmax(1))):
-            for own, piece in zip(found, values.split(sizes)):
-                own.append(piece)
-    none = index[0].new_zeros(0)
-    return [(torch.cat([none.float(), *a]), torch.cat([none, *b])) for a, b in zip(losses, classes)]
+            z, logits = stack.pass_all(x, known, Layout(sizes, rows.device))
+        for own, a, b in zip(found, z.split(sizes), logits.split(sizes)):
+            own.append((a, b))
+    return [(torch.cat([a for a, _ in own]), torch.cat([b for _, b in own])) for own in found]
 
 
 def advance(run: Simulation, stack: Stack, turns: list[Local]) -> list[Outcome]:

@@ -204,7 +204,7 @@ class Simulation(Server, Clients):
         return record
 
     def _personal(self, t: int) -> Scores:
-        if isinstance(self._engine, Lockstep) and len(self._engine.trained) == len(self._live):
+        if isinstance(self._engine, Lockstep) and self._engine.whole:
             return self._engine.personal(t)
         return super()._personal(t)
 
