@@ -184,13 +184,16 @@ class Federation:
 
     # -- what a model sees -------------------------------------------------------------------------
     def inputs(self, index: Tensor) -> Tensor:
-        """The samples at `index`: images as floats in [0, 1], everything else as it is.
+        """The samples at `index`: images as floats in [0, 1], half precision as float32,
+        everything else as it is.
 
         A model normalises for itself: a pretrained network as it was trained, one from scratch by
         `mean` and `std`.
         """
         x = self.x[index]
-        return x.float().div_(255) if x.dtype == torch.uint8 else x
+        if x.dtype == torch.uint8:
+            return x.float().div_(255)
+        return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
     def to(self, device: str | torch.device) -> Federation:
         """The same federation with its tensors on another device."""
@@ -390,7 +393,8 @@ class Federation:
             rows = np.random.default_rng(seed).permutation(left)
         if limit is not None:
             rows = rows[partition.at_most(dataset.y[rows], limit, seed)]
-        if not isinstance(test, str):
+        found: list[Any] = []
+        if isinstance(test, (list, tuple, np.ndarray)):
             found = list(test)
         elif test == "domain":
             found = partition.test_by_domain(dataset.domain, types, "shared", within=rows)
@@ -409,7 +413,12 @@ class Federation:
         else:
             known = "'domain', 'split', 'match', 'unused', 'unused_match' or index arrays"
             raise FedbookError(f"test must be {known}, got {test!r}", "try 'match'")
-        chosen = [torch.as_tensor(np.asarray(t), dtype=torch.int64) for t in found]
+        try:
+            chosen = [torch.as_tensor(np.asarray(t), dtype=torch.int64).reshape(-1) for t in found]
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise FedbookError(
+                f"a test set is no index array: {error}", "give one per client"
+            ) from None
         if len(chosen) != len(parts):
             raise FedbookError(
                 f"{len(parts)} clients but {len(chosen)} test sets came", "give one per client"
@@ -500,7 +509,7 @@ class Federation:
 def _samples(pair: Any, whose: str) -> tuple[Tensor, Tensor]:
     """Samples and labels as tensors: real numbers, and whole ones."""
     try:
-        x, y = (torch.as_tensor(np.asarray(v)) for v in pair)
+        x, y = (v if isinstance(v, Tensor) else torch.as_tensor(np.asarray(v)) for v in pair)
     except (TypeError, ValueError) as error:
         raise FedbookError(
             f"{whose} samples are no array of numbers and its labels: {error}",
@@ -543,7 +552,7 @@ def federate(
     }
     rows, of_test = dataset.train, None
     if limit is not None:
-        if len(limit) != 2:
+        if not isinstance(limit, (tuple, list)) or len(limit) != 2:
             raise FedbookError(
                 f"limit has training and test samples per class, got {limit!r}", "try (100, 20)"
             )
