@@ -510,9 +510,9 @@ def _samples(pair: Any, whose: str) -> tuple[Tensor, Tensor]:
     """Samples and labels as tensors: real numbers, and whole ones."""
     try:
         x, y = (v if isinstance(v, Tensor) else torch.as_tensor(np.asarray(v)) for v in pair)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError):
         raise FedbookError(
-            f"{whose} samples are no array of numbers and its labels: {error}",
+            f"{whose} samples and labels must be two arrays of numbers",
             "give train=(x, y) with one shape for all samples",
         ) from None
     if x.is_complex() or y.is_complex() or not bool((y == y.long()).all()):

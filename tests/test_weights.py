@@ -1,4 +1,4 @@
-"""Log-weights of several factors, by parameter name, and the sum they feed: numbers done by hand."""
+"""Log-weights of several factors, by parameter name, and the sum they feed, done by hand."""
 
 import math
 
@@ -46,6 +46,8 @@ def test_normalised_by_hand():
         normalise([0.0, 0.0, math.nan], [7, 8, 9])
     with pytest.raises(FedbookError, match="client 8 is infinite"):
         normalise([0.0, math.inf, -math.inf], [7, 8, 9])
+    with pytest.raises(FedbookError, match="3 participants need 3 scores"):
+        normalise([0.0, 0.0], [7, 8, 9])
     assert normalise([-math.inf, 0.0, -math.inf], [7, 8, 9]) == [0.0, 1.0, 0.0]
 
 
@@ -57,7 +59,7 @@ def three(named=None):
 def test_three_clients_one_after_the_other():
     """(1 * 8 + 2 * 16 + 5 * 32) / 8 = 25; counters are the first client's."""
     for named in (None, {"other": torch.zeros(3, dtype=torch.float64)}):
-        like = {"w": torch.tensor([0.0]), "other": torch.tensor([0.0]), "n": torch.tensor(0)}
+        like = {"w": torch.tensor([9.0]), "other": torch.tensor([9.0]), "n": torch.tensor(0)}
         total = WeightedSum(like, three(named))
         for value, count in ((8.0, 11), (16.0, 12), (32.0, 13)):
             upload = {"w": torch.tensor([value]), "other": torch.tensor([value])}
