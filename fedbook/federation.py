@@ -191,13 +191,16 @@ class Federation:
 
     # -- what a model sees -------------------------------------------------------------------------
     def inputs(self, index: Tensor) -> Tensor:
-        """The samples at `index`: images as floats in [0, 1], everything else as it is.
+        """The samples at `index`: images as floats in [0, 1], half precision as float32,
+        everything else as it is.
 
         A model normalises for itself: a pretrained network as it was trained, one from scratch by
         `mean` and `std`.
         """
         x = self.x[index]
-        return x.float().div_(255) if x.dtype == torch.uint8 else x
+        if x.dtype == torch.uint8:
+            return x.float().div_(255)
+        return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
     def to(self, device: str | torch.device) -> Federation:
         """The same federation with its tensors on another device."""
@@ -417,7 +420,8 @@ class Federation:
             rows = np.random.default_rng(seed).permutation(left)
         if limit is not None:
             rows = rows[partition.at_most(dataset.y[rows], limit, seed)]
-        if not isinstance(test, str):
+        found: list[Any] = []
+        if isinstance(test, (list, tuple, np.ndarray)):
             found = list(test)
         elif test == "domain":
             found = partition.test_by_domain(dataset.domain, types, "shared", within=rows)
@@ -441,7 +445,12 @@ class Federation:
                 f"{len(parts)} clients but {len(found)} test sets came", "give one per client"
             )
         distinct = {id(t): t for t in found}  # clients may share one
-        held = dict(zip(distinct, views(list(distinct.values()))))
+        try:
+            held = dict(zip(distinct, views(list(distinct.values()))))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise FedbookError(
+                f"a test set is no index array: {error}", "give one per client"
+            ) from None
         chosen = [held[id(t)] for t in found]
         clients = tuple(Client(i, t, p, q) for i, (t, p, q) in enumerate(zip(types, parts, chosen)))
         return cls(
@@ -554,10 +563,10 @@ def most_frequent(values: Tensor, parts: Sequence[Tensor]) -> list[int]:
 def _samples(pair: Any, whose: str) -> tuple[Tensor, Tensor]:
     """Samples and labels as tensors: real numbers, and whole ones."""
     try:
-        x, y = (torch.as_tensor(np.asarray(v)) for v in pair)
-    except (TypeError, ValueError) as error:
+        x, y = (v if isinstance(v, Tensor) else torch.as_tensor(np.asarray(v)) for v in pair)
+    except (TypeError, ValueError):
         raise FedbookError(
-            f"{whose} samples are no array of numbers and its labels: {error}",
+            f"{whose} samples and labels must be two arrays of numbers",
             "give train=(x, y) with one shape for all samples",
         ) from None
     if x.is_complex() or y.is_complex() or not bool((y == y.long()).all()):
@@ -597,7 +606,7 @@ def federate(
     }
     rows, of_test = dataset.train, None
     if limit is not None:
-        if len(limit) != 2:
+        if not isinstance(limit, (tuple, list)) or len(limit) != 2:
             raise FedbookError(
                 f"limit has training and test samples per class, got {limit!r}", "try (100, 20)"
             )

@@ -81,7 +81,9 @@ def bottom(values: ArrayLike, fraction: float = 0.1) -> float:
         raise FedbookError(
             f"the fraction must lie in (0, 1], got {fraction}", "0.1 is the bottom tenth"
         )
-    v = np.sort(_numbers(values))
+    v = np.sort(_numbers(values))  # NaN comes last
+    if np.isnan(v[-1]):
+        return float("nan")
     return float(v[: max(1, int(np.ceil(fraction * len(v) - 1e-9)))].mean())
 
 
@@ -176,6 +178,8 @@ def summarise(
     ) -> dict[str, float]:
         a = np.asarray(acc, dtype=np.float64)
         seen = np.isfinite(a)
+        if not seen.any():
+            raise FedbookError("no client has a test sample", "give the clients test=(x, y)")
         t, a = np.asarray(types)[seen], a[seen]
         out = {"avg_client": avg_client(a), "avg_type": avg_type(a, t)}
         out |= {"sigma_client": sigma_client(a), "sigma_type": sigma_type(a, t)}

@@ -137,6 +137,11 @@ def save(fig: Figure, name: str, alt: str, folder: str | Path | None = None) -> 
     return paths
 
 
+def literal(name: str) -> str:
+    """A name as it is: a dollar sign in it begins no formula."""
+    return name.replace("$", r"\$")
+
+
 def partition(federation: Federation, ax: Axes | None = None) -> Axes:
     """Clients x classes: a dot's area is the number of training samples, its colour the client's
     type.
@@ -162,7 +167,7 @@ def partition(federation: Federation, ax: Axes | None = None) -> Axes:
                     color=colours[t],
                     edgecolor="white",
                     linewidth=0.3,
-                    label=name,
+                    label=literal(name),
                 )
         ax.set(
             xlabel="client", ylabel="class", xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3)
@@ -170,7 +175,7 @@ def partition(federation: Federation, ax: Axes | None = None) -> Axes:
         if clients <= 40:
             ax.set_xticks(range(clients), [str(c.id) for c in federation.clients], fontsize=7)
         if classes <= 30:
-            ax.set_yticks(range(classes), federation.class_names)
+            ax.set_yticks(range(classes), [literal(c) for c in federation.class_names])
         ax.grid(False)
         if federation.num_types > 1:
             legend = ax.legend(title="type", loc="center left", bbox_to_anchor=(1.01, 0.5))

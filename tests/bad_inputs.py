@@ -332,10 +332,12 @@ def huge_picture():
     import struct
     import zlib
 
+    out = b"\x89PNG\r\n\x1a\n"
     head = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
-    chunk = b"IHDR" + head
-    parts = struct.pack(">I", len(head)) + chunk + struct.pack(">I", zlib.crc32(chunk))
-    return b"\x89PNG\r\n\x1a\n" + parts
+    for kind, content in ((b"IHDR", head), (b"IDAT", zlib.compress(bytes(9))), (b"IEND", b"")):
+        sum_ = struct.pack(">I", zlib.crc32(kind + content))
+        out += struct.pack(">I", len(content)) + kind + content + sum_
+    return out
 
 
 def stored(at, **changes):

@@ -4,6 +4,7 @@ nothing half-written."""
 import re
 
 import bad_inputs
+import hardening
 import pytest
 from test_cli import call, packs  # noqa: F401
 
@@ -19,13 +20,20 @@ def check(text):
     assert re.search(r" \(.+\)$", text), f"no hint: {text}"
 
 
+def same(text, table, name, *folders):
+    """HARDENING.md says the same, up to what libraries add."""
+    page = hardening.rows(table)[name]
+    assert hardening.stem(hardening.tidy(text, *folders)) == hardening.stem(page), page
+
+
 @pytest.mark.parametrize("name", bad_inputs.COMMANDS)
-def test_on_the_command_line(call, tmp_path, name):  # noqa: F811
+def test_on_the_command_line(call, packs, tmp_path, name):  # noqa: F811
     code, out, err = call(bad_inputs.COMMANDS[name])
     assert code not in (0, None) and "Traceback" not in out
     said = err.strip()
     assert re.match(r"fedbook( \w+)?: error: ", said), said
     check(said)
+    same(said, "commands", name, packs, tmp_path)
     assert content(tmp_path) == {}
 
 
@@ -36,6 +44,7 @@ def test_in_python(tmp_path, name):
     with pytest.raises(FedbookError) as caught:
         bad_inputs.PYTHON[name](tmp_path)
     check(str(caught.value))
+    same(str(caught.value), "python", name, tmp_path)
     assert content(tmp_path) == before
 
 
@@ -47,9 +56,22 @@ def test_from_files(tmp_path, name):
     with pytest.raises(FedbookError) as caught:
         bad_inputs.FILES[name](place)
     check(str(caught.value))
+    same(str(caught.value), "files", name, place, tmp_path)
     assert not [p for p in tmp_path.rglob("*") if ".part" in p.name]
 
 
 def test_there_are_many():
     tables = (bad_inputs.COMMANDS, bad_inputs.PYTHON, bad_inputs.FILES)
     assert sum(map(len, tables)) >= 80
+
+
+# -- HARDENING.md ----------------------------------------------------------------------------------
+def test_the_page_names_every_case():
+    import test_faults
+    import test_numbers
+
+    assert list(hardening.rows("commands")) == list(bad_inputs.COMMANDS)
+    assert list(hardening.rows("python")) == list(bad_inputs.PYTHON)
+    assert list(hardening.rows("files")) == list(bad_inputs.FILES)
+    assert hardening.rows("faults") == hardening.described(test_faults)
+    assert hardening.rows("numbers") == hardening.described(test_numbers)

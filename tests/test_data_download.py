@@ -62,8 +62,9 @@ def server():
 
 
 @pytest.fixture(autouse=True)
-def own_folder(root):  # noqa: F811
-    """Nothing is written to the user's data folder."""
+def own_folder(root, monkeypatch):  # noqa: F811
+    """Nothing is written to the user's data folder; the stand-in files have sums of their own."""
+    monkeypatch.setattr("fedbook.data.real.SHA256", {})
 
 
 def names(folder):

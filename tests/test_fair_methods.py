@@ -339,3 +339,10 @@ def test_the_worst_client_gains(name, toy):
         return max(evaluate(run(method, odd, 12, **o).model, odd, part="train", device="cpu").loss)
 
     assert worst(name, **options) < worst("fedavg")
+
+
+def test_stages_have_their_methods_defaults():
+    from fedbook.methods.q_ffl import DynamicStep, LossPower
+
+    method = methods.get("q_ffl")
+    assert method.update == DynamicStep() and method.weigh == (LossPower(),)

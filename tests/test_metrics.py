@@ -1,5 +1,6 @@
 """Metrics against numbers done by hand and against scikit-learn."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -149,3 +150,45 @@ def test_summarise_keeps_global_and_personal_apart_and_skips_clients_without_tes
 def test_wrong_shapes_are_told(call):
     with pytest.raises(FedbookError):
         call()
+
+
+# -- what mutants slipped through ------------------------------------------------------------------
+def test_effective_clients():
+    assert metrics.effective_clients([0.25] * 4) == 4
+    assert metrics.effective_clients([1.0, 0.0]) == 1
+    assert metrics.effective_clients([0.75, 0.25]) == pytest.approx(1.6)
+
+
+def test_bad_metrics_are_refused():
+    for y, p in (([0, 1], [0]), ([], []), ([[0]], [[0]])):
+        with pytest.raises(FedbookError, match="equally long lists"):
+            metrics.macro_f1(y, p, 2)
+    with pytest.raises(FedbookError, match="'all' or 'present', got 'some'"):
+        metrics.macro_f1([0], [0], 2, "some")
+    assert metrics.macro_f1([0], [0], 2) == metrics.macro_f1([0], [0], 2, "all") == 0.5
+    for g, t in (([0, 1], [0]), ([], [])):
+        with pytest.raises(FedbookError, match="cluster labels"):
+            metrics.clustering_accuracy(g, t)
+    for fraction in (0.0, 1.5):
+        with pytest.raises(FedbookError, match="fraction"):
+            metrics.bottom([1.0], fraction)
+    for values in ([], [[1.0]], 3.0):
+        with pytest.raises(FedbookError, match="non-empty list"):
+            metrics.avg_client(values)
+
+
+def test_bottom_of_what_is_no_number():
+    assert math.isnan(metrics.bottom([math.nan, 0.1, 0.2]))
+    assert metrics.bottom([0.3, 0.1, 0.2], fraction=0.5) == pytest.approx(0.15)
+
+
+def test_a_summary_has_these_numbers():
+    half = {"participants": [0], "weights": [1.0], "train_loss": {}, "train_acc": {}}
+    scores = {"test_loss": [1.0, 3.0], "test_acc": [0.5, 0.7], "test_f1": [0.2, 0.4]}
+    record = Record(round=1, bytes_up=1, bytes_down=1, **half, **scores)
+    found = metrics.summarise(record, [0, 1], [1, 3])
+    expected = {"avg_client": 0.6, "avg_type": 0.6, "sigma_client": 0.1, "sigma_type": 0.1}
+    expected |= {"worst_client": 0.5, "bottom_10": 0.5, "avg_sample": 0.65}
+    assert found == pytest.approx(expected | {"loss": 2.0, "f1_client": 0.3})
+    with pytest.raises(FedbookError, match="no client has a test sample"):
+        metrics.summarise(dataclasses.replace(record, test_acc=[math.nan] * 2), [0, 1])

@@ -156,6 +156,18 @@ def test_fedavgm_velocity_under_a_constant_update():
     assert state["v"]["weight"].item() == pytest.approx(2.0 * (1 - 0.9**5) / (1 - 0.9))
 
 
+def test_fedavgm_options():
+    from fedbook.methods.fedavgm import ServerMomentum
+
+    assert methods.get("fedavgm").name == "fedavgm"
+    assert methods.get("fedavgm").update == ServerMomentum()
+    for momentum in (0, 1):
+        assert methods.get("fedavgm", server_momentum=momentum).update.server_momentum == momentum
+    for momentum in (-0.1, 1.1, 1.5):
+        with pytest.raises(FedbookError, match="momentum"):
+            methods.get("fedavgm", server_momentum=momentum)
+
+
 def test_weigh_stages():
     from fedbook.rounds import Report
 

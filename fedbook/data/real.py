@@ -21,6 +21,7 @@ from fedbook.data import store
 from fedbook.data.corruptions import NAMES as CORRUPTIONS
 from fedbook.data.corruptions import corrupt
 from fedbook.data.dataset import Columns, to_images
+from fedbook.data.pinned import SHA256
 from fedbook.errors import FedbookError
 from fedbook.files import UNREADABLE
 
@@ -459,14 +460,14 @@ def fetch_torchvision(name: str, folder: Path, quiet: bool) -> Columns:
         kind = datasets.MNIST if name == "mnist" else datasets.FashionMNIST
         mirrors = list(kind.mirrors)
         for file, md5 in kind.resources:
-            _first(mirrors, file, folder / kind.__name__ / "raw" / file, md5, quiet)
+            _first(mirrors, file, folder / kind.__name__ / "raw" / file, md5, name, quiet)
         pairs = [
             (d.data.numpy(), d.targets.numpy())
             for d in (kind(folder, train=t, download=True) for t in (True, False))
         ]
     elif name == "usps":
         for url, file, md5 in datasets.USPS.split_list.values():
-            store.download(url, folder / file, md5=md5, quiet=quiet)
+            store.download(url, folder / file, md5=md5, sha256=_pinned(name, file), quiet=quiet)
         pairs = [
             (d.data, np.array(d.targets))
             for d in (datasets.USPS(folder, train=t) for t in (True, False))
@@ -474,12 +475,13 @@ def fetch_torchvision(name: str, folder: Path, quiet: bool) -> Columns:
     elif name == "svhn":
         for side in ("train", "test"):
             url, file, md5 = datasets.SVHN.split_list[side]
-            store.download(url, folder / file, md5=md5, quiet=quiet)
+            store.download(url, folder / file, md5=md5, sha256=_pinned(name, file), quiet=quiet)
         sets = [datasets.SVHN(folder, split=s) for s in ("train", "test")]
         pairs = [(d.data.transpose(0, 2, 3, 1), d.labels) for d in sets]
     else:
         maker = datasets.CIFAR10 if name == "cifar10" else datasets.CIFAR100
-        store.download(maker.url, folder / maker.filename, md5=maker.tgz_md5, quiet=quiet)
+        sums = {"md5": maker.tgz_md5, "sha256": _pinned(name, maker.filename)}
+        store.download(maker.url, folder / maker.filename, **sums, quiet=quiet)
         pairs = [
             (d.data, np.array(d.targets))
             for d in (maker(folder, train=t, download=True) for t in (True, False))
@@ -487,10 +489,15 @@ def fetch_torchvision(name: str, folder: Path, quiet: bool) -> Columns:
     return _pairs(pairs, name)
 
 
-def _first(mirrors: list[str], file: str, target: Path, md5: str, quiet: bool) -> None:
+def _pinned(name: str, file: str) -> str | None:
+    return SHA256.get(f"{name}/{file}")
+
+
+def _first(mirrors: list[str], file: str, target: Path, md5: str, name: str, quiet: bool) -> None:
     for i, mirror in enumerate(mirrors):
         try:
-            store.download(mirror + file, target, md5=md5, quiet=quiet)
+            sha256 = _pinned(name, file)
+            store.download(mirror + file, target, md5=md5, sha256=sha256, quiet=quiet)
             return
         except FedbookError:
             if i == len(mirrors) - 1:
@@ -575,7 +582,8 @@ def fetch_tiny_imagenet(name: str, folder: Path, quiet: bool) -> Columns:
     testing. A class is called by the first of its WordNet synonyms.
     """
     target = folder / "tiny-imagenet-200.zip"
-    store.download("http://cs231n.stanford.edu/" + target.name, target, quiet=quiet)
+    sha256 = _pinned(name, target.name)
+    store.download("http://cs231n.stanford.edu/" + target.name, target, sha256=sha256, quiet=quiet)
     x, y, split = [], [], []
     with zipfile.ZipFile(target) as archive:
         home = "tiny-imagenet-200/"

@@ -51,6 +51,7 @@ class Agnostic(Weigh):
     loss: str | None = field(default="received", kw_only=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.start not in ("size", "uniform"):
             raise FedbookError(
                 f"start must be 'size' or 'uniform', got {self.start!r}", "'size' begins as FedAvg"

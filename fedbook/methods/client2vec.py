@@ -113,6 +113,7 @@ class SampleBySimilarity(Uniform):
     matrix: bool = False  # log the cosines of all pairs too, for heat maps
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.tau is not None and not self.tau > 0:
             raise FedbookError(
                 f"tau must be above 0, got {self.tau}", "the paper tunes 0.1, 0.5, 1 and 2"
@@ -169,6 +170,7 @@ class WeighBySimilarity(Weigh):
     part: str = "both"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not (0 <= self.gamma <= 1 and self.lam1 > 0):
             raise FedbookError(
                 f"gamma must lie in [0, 1] and lam1 above 0, got {self.gamma} and {self.lam1}",
@@ -219,6 +221,7 @@ class IndependentFeatures(Objective):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.weight >= 0 or self.reduction not in ("mean", "sum"):
             raise FedbookError(
                 f"weight must be at least 0 and reduction 'mean' or 'sum', got {self.weight} and "

@@ -196,6 +196,7 @@ class ClusterClients(Grouping):
     cluster_on: str = "h"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         known = {"cluster": ALGORITHMS, "covariance": COVARIANCES, "cluster_on": ("h", "frozen")}
         for name, values in known.items():
             if getattr(self, name) not in values:

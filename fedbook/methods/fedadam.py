@@ -42,6 +42,7 @@ class ServerAdam(Update):
     tau: float = 1e-3
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and self.tau > 0):
             raise FedbookError(
                 "FedAdam needs beta1 and beta2 in [0, 1) and a positive tau, got "

@@ -39,6 +39,7 @@ class ServerMomentum(Update):
     server_lr: float = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.server_momentum <= 1:
             raise FedbookError(
                 f"server_momentum must lie in [0, 1], got {self.server_momentum}", "try 0.9"

@@ -62,6 +62,7 @@ class DynamicRegulariser(Objective):
     dual: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.alpha >= 0 or (self.dual and self.alpha == 0):
             raise FedbookError(
                 f"FedDyn needs alpha above 0, got {self.alpha}",

@@ -84,6 +84,7 @@ class GroupCustomization(Objective):
     fresh: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_contrast(self)
 
     def init(self, federation: Federation, model: nn.Module) -> State:
@@ -163,6 +164,7 @@ class GroupReweighting(Weigh):
     loss: str | None = field(default="received", kw_only=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.exponent not in ("q+1", "q"):
             raise FedbookError(
                 f"exponent must be 'q+1' or 'q', got {self.exponent!r}", "the paper prints q+1"

@@ -59,6 +59,7 @@ class GradientAlignment(Objective):
     lockstep: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not (self.penalty >= 0 and 0 <= self.ema < 1):
             raise FedbookError(
                 f"FedIIR needs a penalty of at least 0 and ema in [0, 1), got {self.penalty} and "

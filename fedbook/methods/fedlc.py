@@ -44,6 +44,7 @@ class CalibratedCrossEntropy(Objective):
     absent: float = 1e-8
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not (self.tau >= 0 and 0 < self.absent <= 1):
             raise FedbookError(
                 f"FedLC needs tau of at least 0 and absent in (0, 1], got {self.tau} and "

@@ -82,6 +82,7 @@ class MeanMixup(Objective):
     lockstep: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not (0 <= self.lam < 1 and self.mean_of >= 1):
             raise FedbookError(
                 f"FedMix needs lam in [0, 1) and mean_of of at least 1, got {self.lam} and "

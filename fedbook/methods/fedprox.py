@@ -33,6 +33,7 @@ class Proximal(Objective):
     mu: float = 0.01
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.mu >= 0:
             raise FedbookError(f"mu must be at least 0, got {self.mu}", "0 is FedAvg; try 0.01")
 

@@ -129,6 +129,7 @@ class AdversarialLocal(Personal):
     start: str = "own"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.gan_loss not in ("bce", "printed"):
             raise FedbookError(
                 f"gan_loss must be 'bce' or 'printed', got {self.gan_loss!r}", "'bce' trains"

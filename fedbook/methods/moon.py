@@ -124,6 +124,7 @@ class ModelContrast(Objective):
     similarity: str = "cosine"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_contrast(self)
 
     def adapt(self, model: nn.Module, federation: Federation, known: State) -> nn.Module:

@@ -61,6 +61,7 @@ class DynamicStep(Update):
     loss: str | None = field(default="received", kw_only=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.q >= 0:
             raise FedbookError(
                 f"q must be at least 0, got {self.q}", "0 is the uniform mean, larger is fairer"

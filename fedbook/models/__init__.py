@@ -22,6 +22,8 @@ from fedbook.errors import FedbookError
 from fedbook.federation import Federation
 from fedbook.models import convnets
 
+SIZED = (nn.Linear, nn.Conv1d, nn.Conv2d)
+
 
 def builders() -> dict[str, Callable[..., nn.Module]]:
     from fedbook.models import cct, prompts, sequence
@@ -55,7 +57,10 @@ def build(name: str, federation: Federation, seed: int = 0, **options: Any) -> n
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return builder(federation, **options)
+            model = builder(federation, **options)
+        if any(not m.weight.numel() for m in model.modules() if isinstance(m, SIZED)):
+            raise ValueError("a layer has no unit")
+        return model
     except (TypeError, ValueError, RuntimeError, ArithmeticError, LookupError) as error:
         raise FedbookError(
             f"model {name!r} cannot be built with {options} for inputs of shape "

@@ -52,7 +52,9 @@ def predict(
 def score(
     owner: Tensor, clients: int, *, loss: Tensor, predicted: Tensor, y: Tensor, classes: int
 ) -> Scores:
-    """Means over each owner's samples; macro-F1 over the classes that occur in its labels."""
+    """Means over each owner's samples; macro-F1 over the classes that occur in its labels. An
+    answer that is not a number is wrong whatever class it would be.
+    """
     n = torch.bincount(owner, minlength=clients)
 
     def mean(values: Tensor) -> list[float]:
@@ -62,7 +64,7 @@ def score(
         flat = (owner * classes + label)[keep]
         return torch.bincount(flat, minlength=clients * classes).reshape(clients, classes)
 
-    hit = predicted == y
+    hit = (predicted == y) & ~loss.isnan()
     everything = torch.ones_like(hit)
     true = count(y, everything)
     f1 = 2 * count(y, hit) / (true + count(predicted, everything)).clamp(min=1)

@@ -411,8 +411,8 @@ class Clients(Half):
             raise FedbookError(
                 f"training diverged: client {id}, round {t}, loss {loss:.3g}, parameter norm "
                 f"{norm:.3g}",
-                f"lower lr (now {self.method.solve.lr}) or set clip; the last good checkpoint is "
-                "untouched",
+                f"lower lr (now {self.method.solve.lr}), set clip, or look for NaN in its samples; "
+                "the last good checkpoint is untouched",
             )
         return loss, acc
 

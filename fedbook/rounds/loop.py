@@ -167,8 +167,17 @@ class Simulation(Server, Clients):
         """Round t, with random numbers of its own."""
         began = time.perf_counter()
         cuda = [self.device.torch] if self.device.torch.type == "cuda" else []
-        with torch.random.fork_rng(devices=cuda):
-            record = self._round(t)
+        try:
+            with torch.random.fork_rng(devices=cuda):
+                record = self._round(t)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise FedbookError(
+                "a batch of one sample came to a BatchNorm, which cannot train on it",
+                f"choose another batch_size (now {self.method.solve.batch_size}), give every "
+                "client two samples, or use GroupNorm",
+            ) from error
         record.seconds = time.perf_counter() - began
         return record
 

@@ -209,18 +209,31 @@ def check_settings(stage: Any) -> None:
         value = getattr(stage, f.name)
         if not fits(value, hints[f.name]):
             raise FedbookError(
-                f"{type(stage).__name__}: {f.name} must be {f.type}, got {value!r}",
-                "see the method's options: methods.help(name)",
+                f"{f.name} must be {_words(hints[f.name])}, got {value!r}",
+                f"it is a setting of {type(stage).__name__}; methods.help(name) lists them",
             )
-        if isinstance(value, Stage):
-            check_settings(value)
+
+
+def _words(hint: Any) -> str:
+    """An annotation as a person says it."""
+    known = {int: "a whole number", float: "a number", str: "text", bool: "True or False"}
+    known |= {type(None): "None", dict: "a dict", tuple: "a tuple"}
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(_words(one) for one in get_args(hint))
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    kind = get_origin(hint) or hint
+    return known.get(kind, f"a {getattr(kind, '__name__', kind)}")
 
 
 @dataclass(frozen=True)
 class Stage:
     """What any stage may do besides its own call. Everything is optional; doing nothing is
-    FedAvg.
+    FedAvg. Settings are of the kinds that their annotations say.
     """
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     def tell(self, federation: Federation, client: Client) -> State:
         """On the client, once before round 1: what it sends up."""
@@ -423,7 +436,7 @@ class LocalSolver(Stage):
     param_groups: tuple[tuple[str, dict[str, float]], ...] = ()
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        super().__post_init__()
         for name in ("epochs", "batch_size"):
             value = getattr(self, name)
             if value < 1:
@@ -556,7 +569,6 @@ class Method:
     personal: Personal | None = None
 
     def __post_init__(self) -> None:
-        check_settings(self)
         for slot, kind in (("objective", Objective), ("weigh", Weigh)):
             stages = getattr(self, slot)
             if not (isinstance(stages, tuple) and stages):
@@ -570,8 +582,7 @@ class Method:
                         f"{slot} holds a {type(stage).__name__}, which is no {kind.__name__}",
                         f"derive it from fedbook.rounds.{kind.__name__}",
                     )
-        for stage in self.stages().values():
-            check_settings(stage)
+        check_settings(self)
 
     def replace(self, **changes: Any) -> Method:
         return dataclasses.replace(self, **changes)
