@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import sys
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from fedbook.results import Store
@@ -68,4 +69,5 @@ def text(found: dict[str, Any]) -> str:
     if found["missing_optional"]:
         lacking = ", ".join(found["missing_optional"])
         lines.append(f"optional {lacking} not installed: pip install 'fedbook[data]'")
-    return "\n".join(lines)
+    wrapped = [wrap(line, 80, subsequent_indent=" " * 9) for line in lines]
+    return "\n".join(line for own in wrapped for line in own)

@@ -37,25 +37,29 @@ class Save(Callback):
     def end(self, run: Simulation) -> None:
         if run.records and run.records[-1].round == run.rounds:
             run.load(run.params)
-            save_model(run.model, run.federation, self.experiment, self.path)
+            save_model(run, self.experiment, self.path)
 
 
-def save_model(
-    model: nn.Module, federation: Federation, experiment: Experiment, path: str | Path
-) -> None:
-    """Write a trained model. What a method added for training alone is left out where the network
-    can be had without it.
+def save_model(run: Simulation, experiment: Experiment, path: str | Path) -> None:
+    """Write the run's global model. What a method added for training alone is left out where the
+    network can be had without it; nothing is written that would not predict the same when loaded.
     """
     from safetensors.torch import save_file
 
-    weights = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
-    about = describe(federation, experiment)
+    weights = {name: t.detach().cpu().clone() for name, t in run.model.state_dict().items()}
+    about = describe(run.federation, experiment)
     plain = network(about, wrapped=False).state_dict()
     about["wrapped"] = not set(plain) <= set(weights)
     if not about["wrapped"]:
         weights = {name: weights[name] for name in plain}
-    # one tensor under two names must be written twice
-    weights = {name: t.clone() for name, t in weights.items()}
+    again = network(about, about["wrapped"])
+    again.load_state_dict(weights)
+    someone = list(run.federation.clients[:1])
+    mine = run.evaluate(run.model, someone, "train").loss
+    theirs = run.evaluate(again.to(run.device.torch), someone, "train").loss
+    if any(abs(a - b) > 1e-4 * (1 + abs(a)) for a, b in zip(mine, theirs)):
+        said = f"{run.method.name}'s network needs the clients' data besides its weights"
+        raise FedbookError(f"{said} and cannot be saved", "keep the run with --checkpoint instead")
     with write_atomically(path) as part:
         save_file(weights, part, metadata={"fedbook": json.dumps(about)})
 

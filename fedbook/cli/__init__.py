@@ -15,12 +15,13 @@ from fedbook.cli.shell import RAW, Commands, Parser, say
 from fedbook.errors import FedbookError
 
 EXAMPLES = """examples:
-  fedbook check                                   what is installed, which device, which data
-  fedbook list                                    every table and figure of the papers
-  fedbook reproduce                               the headline tables at smoke scale, in minutes
-  fedbook reproduce fedgcr/table1 --scale laptop  one table, three seeds
-  fedbook claims                                  what the papers claim, and what we can tell
-  fedbook run fedavgm digits5_offline --rounds 20 --set lr=0.05 --set partition.dif=10
+  fedbook check                     what is installed, which device, which data
+  fedbook list fedgcr               the tables and figures of a paper
+  fedbook reproduce                 the headline tables, in minutes
+  fedbook reproduce fedgcr/table1 --scale laptop -o table1.tex
+  fedbook claims                    what the papers claim, and what we can tell
+  fedbook run fedavgm digits5_offline --rounds 20 --set lr=0.05 --seeds 3
+  fedbook show fedavgm              the stored runs of a method
 """
 FAMILIES = (tables, runs, look, names, tools)
 

@@ -22,9 +22,9 @@ PARTS = ("dataset", "partition", "model", "method")
 
 
 def add(commands: Commands) -> None:
-    split = "--set partition.clients=20 --set partition.alpha=0.1"
-    example = f"fedbook run fedavg digits5_offline --partition dirichlet {split}"
-    example += "\n  fedbook run --method my.py:mine --data photos/ --model my.py:net --seeds 3"
+    example = "fedbook run fedavg digits5_offline --partition dirichlet \\\n"
+    example += "      --set partition.clients=20 --set partition.alpha=0.1\n"
+    example += "  fedbook run --method my.py:mine --data photos/ --model my.py:net --seeds 3"
     p = commands.add("run", run, example)
     help = "a name (`fedbook methods`) or FILE.py:NAME"
     p.add_argument("method", nargs="?", metavar="METHOD", help=help)

@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -42,8 +43,9 @@ class Commands:
         results: bool = True,
     ) -> argparse.ArgumentParser:
         """A command: `do(args)` returns the exit code, its docstring is the help."""
-        told: dict[str, Any] = {"description": do.__doc__, "epilog": f"example:\n  {example}"}
-        p = self._known.add_parser(name, help=do.__doc__, formatter_class=RAW, **told)
+        about = " ".join((do.__doc__ or "").split())
+        told: dict[str, Any] = {"description": fill(about, 78), "epilog": f"example:\n  {example}"}
+        p = self._known.add_parser(name, help=about, formatter_class=RAW, **told)
         p.set_defaults(do=do)
         p.add_argument("--json", action="store_true", help="machine-readable output")
         if results:

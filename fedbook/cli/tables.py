@@ -29,7 +29,7 @@ def add(commands: Commands) -> None:
     p = commands.add("list", list_, "fedbook list fedgcr ablation")
     help = "only those in whose id or title all words occur"
     p.add_argument("words", nargs="*", metavar="WORD", help=help)
-    example = "fedbook reproduce fedgcr/table1 client2vec/table1 --scale laptop --jobs 2"
+    example = "fedbook reproduce fedgcr/table1 --scale laptop --jobs 2 -o table1.tex"
     p = commands.add("reproduce", reproduce, example)
     help = "tables and figures; none: the headline set"
     p.add_argument("ids", nargs="*", metavar="ID", help=help)

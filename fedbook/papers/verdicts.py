@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from fedbook.errors import unknown
@@ -89,7 +90,8 @@ def details(judged: Sequence[Judged]) -> str:
             out.append(f"  {j.missing} more not run")
         if j.print_says is not None and j.print_says.status == "failed":
             out.append(f"  print: {j.print_says.note}")
-    return "\n".join(out)
+    wrapped = [wrap(line, WIDTH, subsequent_indent=" " * 4) for line in out]
+    return "\n".join(line for lines in wrapped for line in lines)
 
 
 def _check(j: Judged, c: Check) -> str:
