@@ -181,8 +181,9 @@ w = 0.0
 for _ in range(400):
     w = fedavg_round(w, sizes, curvature, best, 0.05, 10, range(4))
 assert np.isclose(end_point(sizes, curvature, best, 0.05, 10), w), "compare with 400 rounds"
-fedavg = methods.get("fedavg", lr=0.05, epochs=10, batch_size=1000)
-assert np.isclose(w, toy.train(fedavg, sizes, curvature, best, rounds=25), atol=1e-2)
+m = 1 - (1 - 0.05 * curvature) ** 10
+stays = fedavg_round(w, sizes, curvature, best, 0.05, 10, range(4))
+assert np.isclose(stays, w) and np.isclose((shares(sizes) * m * (best - w)).sum(), 0, atol=1e-6)
 ### END HIDDEN TESTS
 
 # %% [markdown]
