@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   fedbook check                                   what is installed, which device, which data
   fedbook list                                    every table and figure of the papers
-  fedbook reproduce                               the headline tables at smoke scale, in minutes
+  fedbook reproduce                               the four papers' ideas at work, in minutes
   fedbook reproduce fedgcr/table1 --scale laptop  one table, three seeds
   fedbook claims                                  what the papers claim, and what we can tell
   fedbook run fedavgm digits5_offline --rounds 20 --set lr=0.05 --set partition.dif=10
@@ -89,9 +89,14 @@ def list_(args: argparse.Namespace) -> int:
 
 
 def reproduce(args: argparse.Namespace) -> int:
-    """Run what is missing, print paper against ours, draw."""
+    """Without an ID the four papers' ideas at work in minutes, summed up in report/index.html; with
+    IDs run what is missing of them, print paper against ours, draw.
+    """
+    if not (args.ids or args.scale or args.rehearse):
+        return _tour(args)
     from fedbook.papers import reproduce as work
 
+    args.scale = args.scale or "smoke"
     chosen = _chosen(args)
     store = _store(args)
     store.check_writable()
@@ -120,6 +125,25 @@ def reproduce(args: argparse.Namespace) -> int:
     if errors:
         hint = "the other runs are stored; run again after putting this right"
         raise FedbookError("; ".join(errors), hint)
+    return 0
+
+
+def _tour(args: argparse.Namespace) -> int:
+    from fedbook.results import default_folder
+    from fedbook.tour import SEEDS, page, terminal, tour
+
+    folder = _folder(args.output) or default_folder("report")
+    seen = tour(folder, _store(args), seeds=args.seeds or SEEDS, jobs=args.jobs, tell=say)
+    path = page.write(seen, folder)
+    if args.json:
+        show({**seen.to_json(), "page": str(path)})
+        return 0
+    print(terminal.text(seen, terminal.coloured()))
+    print(f"figures, tables and verdicts: {path}")
+    if sys.stdout.isatty() and not args.no_open:
+        import webbrowser
+
+        webbrowser.open(path.resolve().as_uri())
     return 0
 
 
@@ -452,13 +476,16 @@ def parser(command: str = "") -> argparse.ArgumentParser:
     add("list", list_, "fedbook list --json")
     example = "fedbook reproduce fedgcr/table1 client2vec/table1 --scale laptop --jobs 2"
     p = add("reproduce", reproduce, example)
-    help = "tables and figures; none: the headline set"
+    help = "tables and figures; none: a tour of the four papers"
     p.add_argument("ids", nargs="*", metavar="ID", help=help)
-    scale(p, "smoke", "smoke (seconds), laptop or paper (one GPU); default smoke")
+    scale(p, None, "of the tables: smoke (seconds), laptop or paper (one GPU); default smoke")
     p.add_argument("--seeds", type=_positive, metavar="N", help="repeats (default: the scale's)")
     jobs(p)
     help = "where figures go (default: figures/ of the checkout)"
     p.add_argument("--figures", metavar="DIR", help=help)
+    help = "where the tour's page goes (default: report/ of the checkout)"
+    p.add_argument("-o", "--output", metavar="DIR", help=help)
+    p.add_argument("--no-open", action="store_true", help="do not open the tour's page")
     help = "one small round of every distinct run with its real network, and what it will cost"
     p.add_argument("--rehearse", action="store_true", help=help)
     p = add("claims", claims, "fedbook claims fedgcr --open")
