@@ -23,8 +23,8 @@ USUAL = 5  # group prompts on Five-Dataset
 SWEEP = (10, 20)  # more of our own
 SCALE = Scale(
     name=QUICK,
-    rounds=10,
-    evaluate_every=10,
+    rounds=6,
+    evaluate_every=6,
     seeds=SEEDS,
     data={"five_dataset": {"name": "digits5_offline"}},
     solver={**SGD, "lr": 1e-1, "epochs": 2, "batch_size": 20},
@@ -35,7 +35,7 @@ SCALE = Scale(
         classes={},
         tail=1,
         sizes=[[40] * 4] * 5,
-        limit=[10_000, 30],
+        limit=[10_000, 12],
     ),
 )
 
