@@ -20,7 +20,7 @@ from fedbook.papers.spec import Run
 from fedbook.tour.stop import QUICK, SEEDS, Effect, Found, Part, Picture, Stop, interval, mean
 
 USUAL = 5  # group prompts on Five-Dataset
-SWEEP = (10, 20)  # more of our own
+SWEEP = (10, 20)  # more, of our own
 SCALE = Scale(
     name=QUICK,
     rounds=6,

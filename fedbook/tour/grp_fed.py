@@ -11,20 +11,21 @@ from fedbook.papers.grp_fed.scales import SMOKE
 from fedbook.papers.paper import Scale
 from fedbook.tour.stop import QUICK, SEEDS, Effect, Found, Part, Picture, Stop, interval, mean
 
-BETAS = (0.0, 0.2, 0.5, 0.8, 1.0)
+BETAS = (0.0, 0.2, 0.5, 1.0)
 TESTS = {
     "personalization": ("personal test $T_p$: own beats", plots.ORANGE, "^"),
     "generalization": ("generalisation $T_r$: everybody's", plots.GREEN, "s"),
     "local_test": ("local test $T_l$: both", plots.BLUE, "o"),
 }
+ADAMW = {"optimizer": "adamw", "momentum": 0.0, "lr": 5e-3, "epochs": 3, "batch_size": 32}
 SCALE = Scale(
     name=QUICK,
-    rounds=15,
-    evaluate_every=15,
+    rounds=10,
+    evaluate_every=10,
     seeds=SEEDS,
-    data={"mit_bih": SMOKE.data["mit_bih"]},
-    solver=SMOKE.solver,
-    methods=SMOKE.methods,
+    data={"mit_bih": {**SMOKE.data["mit_bih"], "beats": 100}},
+    solver=ADAMW,
+    methods={"grp_fed": {"q": 0.5, "start": "received"}},
     own=SMOKE.own,
 )
 

@@ -17,7 +17,7 @@ from fedbook.files import write_atomically
 from fedbook.papers.claims import VERDICTS, Judged, tally
 from fedbook.papers.rows import Row
 from fedbook.papers.spec import Spec, terms
-from fedbook.tour.stop import QUICK, Effect, Found, Picture
+from fedbook.tour.stop import QUICK, Effect, Found, Part, Picture
 
 if TYPE_CHECKING:
     from fedbook.tour import Tour
@@ -111,7 +111,7 @@ def _section(tour: Tour, found: Found) -> str:
     judged = tour.judged[paper.key]
     effects = "".join(f"<li>{_effect(e, judged)}</li>" for e in found.effects)
     figures = "".join(_figure(paper.key, i, p) for i, p in enumerate(found.pictures, 1))
-    tables = [_table(tour, found, part.name) for part in stop.parts if part.tabulated]
+    tables = [_table(tour, found, part) for part in stop.parts if part.tabulated]
     return "\n".join(
         [
             f'<section id="{escape(paper.key)}"><h2>{escape(paper.title)}</h2>',
@@ -163,9 +163,9 @@ def _figure(key: str, number: int, picture: Picture) -> str:
 
 
 # -- tables ----------------------------------------------------------------------------------------
-def _table(tour: Tour, found: Found, name: str) -> str:
+def _table(tour: Tour, found: Found, part: Part) -> str:
     """A table of the paper: a line per setting and method, for each metric print, stored, here."""
-    spec = found.stop.specs[name]
+    spec = found.stop.specs[part.name]
     stored = spec.tabulate(STORED, tour.stored)
     here = spec.tabulate(QUICK, found.results)
     metrics = list(dict.fromkeys(row.metric for row in spec.rows))
@@ -186,7 +186,7 @@ def _table(tour: Tour, found: Found, name: str) -> str:
         heads = "".join(f'<th scope="row">{escape(w)}</th>' for w in who)
         values = [v for m in metrics for v in cells.get(m, ("", "", ""))]
         body.append(f"<tr>{heads}{_cells(values)}</tr>")
-    caption = f"{_title(spec)}{_fixed(fixed)}. {_data(tour, spec)}"
+    caption = f"{_title(spec)}{_fixed(fixed)}. {_data(tour, spec)} {part.note}"
     head = f"<thead><tr>{top}</tr><tr>{sub * len(metrics)}</tr></thead>"
     return _captioned(spec.id, caption, f"{head}<tbody>{''.join(body)}</tbody>")
 
@@ -260,7 +260,7 @@ def _verdicts(ids: Sequence[str], judged: Sequence[Judged]) -> str:
     shown = [j for j in judged if j.claim.id in ids]
     head = "".join(
         f'<th scope="col">{h}</th>'
-        for h in ("claim", "", "verdict", "checks for / against / open", "seeds")
+        for h in ("claim", "", "verdict", "for / against / open", "seeds")
     )
     rows = []
     for j in shown:

@@ -26,13 +26,15 @@ Chosen = Callable[[Row, Scale[Any], int], Experiment | None]
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """A table or figure of which the tour runs the rows that `keep` lets through, and `extra` ones
-    that the paper does not print. `tabulated` puts it on the page as a table.
+    that the paper does not print. `tabulated` puts it on the page as a table, with a `note` in its
+    caption.
     """
 
     name: str
     keep: Keep = lambda row: True
     extra: tuple[Row, ...] = ()
     tabulated: bool = True
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
