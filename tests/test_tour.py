@@ -8,9 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from browser import CHROMIUM, browser
+from helpers import vit
 
-from fedbook import cli
+from fedbook import cli, methods, models, simulate
 from fedbook.experiment import versions
+from fedbook.measures import build
 from fedbook.results import Store
 from fedbook.tour import QUICK, STOPS, page, planned, terminal, tour
 
@@ -146,6 +148,42 @@ def test_the_command_needs_no_id(tmp_path, capsys):
     assert cli.main(["reproduce", "-o", str(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found["papers"]) == {s.paper.key for s in STOPS}
+
+
+def small(federation, name, method, measure, **options):
+    """A run of one round on a tiny ViT, and what a measure finds at its end."""
+    model = models.build(name, federation, seed=3, backbone=vit(), **options)
+    method = methods.get(method, epochs=1, batch_size=8, lr=0.1)
+    run = simulate(method, federation, model, rounds=1, quiet=True).run()
+    found = {}
+    measure.end(run, found)
+    return run, found
+
+
+def test_served_counts_every_test_image_once(images):
+    run, found = small(images, "fgpt", "fgpt", build("served"), groups=3)
+    told = found["served"]
+    chosen = {}
+    for c in images.clients:
+        group = run.model.select(run.precomputed["cls"][c.test])[:, 0].tolist()
+        chosen |= dict(zip(c.test.tolist(), group))
+    by_type = np.zeros((2, 3), dtype=int)
+    for c in images.clients:
+        for i in c.test.tolist():
+            by_type[c.type, chosen[i]] += 1
+    assert told["counts"] == by_type.tolist()
+    for g, shown in enumerate(told["images"]):
+        assert all(chosen[i] == g for i in shown)
+        assert len(shown) == min(8, by_type[:, g].sum())
+
+
+def test_clients_are_grouped_with_every_count(images):
+    _, found = small(images, "fedgc", "fedgcr", build("type_tests", counts=[1, 2, 6]))
+    by_count = found["types"]["clustering_accuracy_by_count"]
+    assert by_count[1] == 0.5  # two types of three clients in one group
+    assert by_count[6] == 1.0  # a group for each
+    assert by_count[2] == found["types"]["clustering_accuracy_h"] >= 0.5
+    assert len(found["types"]["map_h"]) == len(found["types"]["type"]) == 48
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page with")

@@ -1,7 +1,8 @@
 """A guided tour: the ideas of the four papers at work in minutes, on data that come with fedbook.
 
-A stop (`fedgcr.py`, ...) is one paper at quick scale: few runs, three seeds, settings chosen on
-validation data. `tour()` runs what is missing; `page.py` and `terminal.py` show it.
+A stop (`fedgcr.py`, ...) is one paper at quick scale: few runs, three seeds. Its settings were
+chosen in a few trials with seed 0, before the other seeds were run. `tour()` runs what is missing;
+`page.py` and `terminal.py` show it.
 """
 
 from __future__ import annotations
