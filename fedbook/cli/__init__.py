@@ -17,7 +17,7 @@ from fedbook.errors import FedbookError
 EXAMPLES = """examples:
   fedbook check                     what is installed, which device, which data
   fedbook list fedgcr               the tables and figures of a paper
-  fedbook reproduce                 the headline tables, in minutes
+  fedbook reproduce                 the four papers' ideas at work, in minutes
   fedbook reproduce fedgcr/table1 --scale laptop -o table1.tex
   fedbook claims                    what the papers claim, and what we can tell
   fedbook run fedavgm digits5_offline --rounds 20 --set lr=0.05 --seeds 3

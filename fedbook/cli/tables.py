@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +32,9 @@ def add(commands: Commands) -> None:
     p.add_argument("words", nargs="*", metavar="WORD", help=help)
     example = "fedbook reproduce fedgcr/table1 --scale laptop --jobs 2 -o table1.tex"
     p = commands.add("reproduce", reproduce, example)
-    help = "tables and figures; none: the headline set"
+    help = "tables and figures; none: a tour of the four papers"
     p.add_argument("ids", nargs="*", metavar="ID", help=help)
-    add_scale(p, "smoke", "smoke (seconds), laptop or paper (one GPU); default smoke")
+    add_scale(p, None, "of the tables: smoke (seconds), laptop or paper (one GPU); default smoke")
     p.add_argument("--seeds", type=positive, metavar="N", help="repeats (default: the scale's)")
     add_jobs(p)
     help = "where figures go (default: figures/ of the checkout)"
@@ -41,7 +42,9 @@ def add(commands: Commands) -> None:
     kinds = ("text", "md", "latex", "csv", "json", "html")
     help = "how tables are written (default: as the file's name ends, else text)"
     p.add_argument("--format", choices=kinds, help=help)
-    p.add_argument("-o", "--output", metavar="FILE", help="write the tables to a file")
+    help = "write the tables to a file; without an ID: the folder of the tour's page"
+    p.add_argument("-o", "--output", metavar="FILE", help=help)
+    p.add_argument("--no-open", action="store_true", help="do not open the tour's page")
     help = "one small round of every distinct run with its real network, and what it will cost"
     p.add_argument("--rehearse", action="store_true", help=help)
     p = commands.add("claims", claims, "fedbook claims fedgcr --open")
@@ -106,9 +109,14 @@ def _duration(seconds: float) -> str:
 
 
 def reproduce(args: argparse.Namespace) -> int:
-    """Run what is missing, print paper against ours, draw."""
+    """Without an ID the four papers' ideas at work in minutes, summed up in report/index.html; with
+    IDs run what is missing of them, print paper against ours, draw.
+    """
+    if not (args.ids or args.scale or args.rehearse):
+        return _tour(args)
     from fedbook.papers import reproduce as work
 
+    args.scale = args.scale or "smoke"
     chosen = _chosen(args)
     _format(args)  # before hours of work
     store = store_of(args)
@@ -132,6 +140,25 @@ def reproduce(args: argparse.Namespace) -> int:
     if errors:
         hint = "the other runs are stored; run again after putting this right"
         raise FedbookError("; ".join(errors), hint)
+    return 0
+
+
+def _tour(args: argparse.Namespace) -> int:
+    from fedbook.results import default_folder
+    from fedbook.tour import SEEDS, page, terminal, tour
+
+    folder = folder_of(args.output) or default_folder("report")
+    seen = tour(folder, store_of(args), seeds=args.seeds or SEEDS, jobs=args.jobs, tell=say)
+    path = page.write(seen, folder)
+    if args.json:
+        as_json({**seen.to_json(), "page": str(path)})
+        return 0
+    print(terminal.text(seen, terminal.coloured()))
+    print(f"figures, tables and verdicts: {path}")
+    if sys.stdout.isatty() and not args.no_open:
+        import webbrowser
+
+        webbrowser.open(path.resolve().as_uri())
     return 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedbook import metrics
@@ -14,11 +16,19 @@ if TYPE_CHECKING:
 
 
 @register("type_tests")
+@dataclass
 class TypeTests(Measure):
-    """How well types can be told apart at the end, by h and by the frozen feature."""
+    """How well types can be told apart at the end, by h and by the frozen feature; with `counts`
+    also how well clients are grouped when so many groups are asked for.
+    """
+
+    counts: Sequence[int] = ()
 
     def end(self, run: Simulation, found: dict[str, Any]) -> None:
         found["types"] = type_tests(run)
+        if self.counts:
+            by_count = {t: _clustering(run, t)["clustering_accuracy_h"] for t in self.counts}
+            found["types"]["clustering_accuracy_by_count"] = by_count
 
 
 def type_tests(run: Simulation, per_type: int = 60, neighbours: int = 10) -> dict[str, Any]:
@@ -66,8 +76,10 @@ def _some_of_each_type(run: Simulation, per_type: int) -> tuple[Tensor, list[int
     return torch.cat(chosen), types
 
 
-def _clustering(run: Simulation) -> dict[str, float]:
-    """Accuracy of clustering the clients by their class-balanced mean vectors."""
+def _clustering(run: Simulation, count: int | None = None) -> dict[str, float]:
+    """Accuracy of clustering the clients by their class-balanced mean vectors, into as many groups
+    as there are types or as asked for.
+    """
     import torch
 
     from fedbook.methods.clustering import class_balanced_mean, cluster
@@ -82,7 +94,7 @@ def _clustering(run: Simulation) -> dict[str, float]:
         for c in federation.clients:
             y = federation.y[c.train]
             of.append(class_balanced_mean(v[c.train], y, federation.num_classes))
-        groups, _ = cluster(torch.stack(of), federation.num_types)
+        groups = cluster(torch.stack(of), count or federation.num_types)
         types = [c.type for c in federation.clients]
         found[f"clustering_accuracy_{name}"] = float(metrics.clustering_accuracy(groups, types))
     return found

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbook.papers.draw import learning_curves
+from fedbook.papers.fgpt import measures as measures
 from fedbook.papers.fgpt.claims import CLAIMS
 from fedbook.papers.fgpt.counts import counted
 from fedbook.papers.fgpt.figures import (
