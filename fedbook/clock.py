@@ -42,7 +42,8 @@ def interleave(
     for i in range(warm_up + repeats):
         turn = time.perf_counter()
         for name in list(steps)[:: 1 if i % 2 else -1]:
-            cpu, wall = time.process_time(), time.perf_counter()
+            cpu = time.process_time()
+            wall = time.perf_counter()
             steps[name]()
             if i >= warm_up:
                 spent[name].wall.append(time.perf_counter() - wall)

@@ -69,7 +69,9 @@ def stub(
     x = torch.zeros(samples, *shape, dtype=dtype)
     half = (0.5,) * shape[0] if dtype == torch.uint8 else None
     one = (Client(0, 0, rows, rows),)
-    return Federation(x, rows % classes, one, names, ("type",), half, half)
+    return Federation(
+        x, rows % classes, clients=one, class_names=names, type_names=("type",), mean=half, std=half
+    )
 
 
 def published_sizes(e: Experiment) -> tuple[list[str], list[int]] | None:
@@ -212,5 +214,5 @@ def plan(e: Experiment, seconds: float | None) -> dict[str, Any]:
     out["clients"] = {"number": len(train), "train": train, "types": types}
     out["cost"] = "the clients' sizes need the data"
     if train:
-        out["cost"] = cost(e, shape, classes, train, test, dtype)
+        out["cost"] = cost(e, shape, classes=classes, train=train, test=test, dtype=dtype)
     return out

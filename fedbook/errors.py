@@ -13,7 +13,8 @@ class FedbookError(Exception):
     """A mistake in the input or the surroundings, told in one line, with a hint."""
 
     def __init__(self, message: str, hint: str = "") -> None:
-        self.message, self.hint = _one_line(message), _one_line(hint)
+        self.message = _one_line(message)
+        self.hint = _one_line(hint)
         super().__init__(f"{self.message} ({self.hint})" if hint else self.message)
 
     def __reduce__(self) -> Any:

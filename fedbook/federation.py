@@ -210,7 +210,8 @@ class Federation:
         there = dict(zip(arrays, views(list(arrays.values()), device)))
         moved = []
         for c in self.clients:
-            train, test = there[id(c.train)], there[id(c.test)]
+            train = there[id(c.train)]
+            test = there[id(c.test)]
             moved.append(dataclasses.replace(c, train=train, test=test))
         clients = tuple(moved)
         return dataclasses.replace(self, x=self.x.to(device), y=self.y.to(device), clients=clients)
@@ -340,10 +341,8 @@ class Federation:
         path = Path(path)
         tensors = {"x": self.x.cpu().contiguous(), "y": self.y.cpu().contiguous()}
         for i, c in enumerate(self.clients):
-            tensors[f"train.{i}"], tensors[f"test.{i}"] = (
-                c.train.cpu().clone(),
-                c.test.cpu().clone(),
-            )
+            tensors[f"train.{i}"] = c.train.cpu().clone()
+            tensors[f"test.{i}"] = c.test.cpu().clone()
         header = {
             "format": FORMAT,
             "clients": [[c.id, c.type, c.name] for c in self.clients],
@@ -371,10 +370,17 @@ class Federation:
                 if header.get("format", 1) != FORMAT:
                     raise ValueError(f"format {header['format']}, this fedbook reads {FORMAT}")
                 clients = tuple(
-                    Client(id, type_, f.get_tensor(f"train.{i}"), f.get_tensor(f"test.{i}"), name)
+                    Client(
+                        id,
+                        type_,
+                        train=f.get_tensor(f"train.{i}"),
+                        test=f.get_tensor(f"test.{i}"),
+                        name=name,
+                    )
                     for i, (id, type_, name) in enumerate(header["clients"])
                 )
-                x, y = f.get_tensor("x"), f.get_tensor("y")
+                x = f.get_tensor("x")
+                y = f.get_tensor("y")
             moments = [None if header[k] is None else tuple(header[k]) for k in ("mean", "std")]
             names = tuple(header["class_names"]), tuple(header["type_names"])
             return cls(x, y, clients, *names, *moments, header["provenance"])
@@ -502,7 +508,13 @@ class Federation:
                 index.append(torch.arange(start, start + len(x)))
                 start += len(x)
             built.append(
-                Client(i, int(c.get("type", 0)), index[0], index[1], str(c.get("name", "")))
+                Client(
+                    i,
+                    int(c.get("type", 0)),
+                    train=index[0],
+                    test=index[1],
+                    name=str(c.get("name", "")),
+                )
             )
         if not xs:
             raise FedbookError("no samples came", "give at least one client with train=(x, y)")
@@ -604,19 +616,23 @@ def federate(
     note = {
         "partition": {"name": how, "seed": seed, **json.loads(json.dumps(options, default=list))}
     }
-    rows, of_test = dataset.train, None
+    rows = dataset.train
+    of_test = None
     if limit is not None:
         if not isinstance(limit, (tuple, list)) or len(limit) != 2:
             raise FedbookError(
                 f"limit has training and test samples per class, got {limit!r}", "try (100, 20)"
             )
         note["partition"]["limit"] = list(limit)
-        rows, of_test = rows[partition.at_most(dataset.y[rows], limit[0], seed)], limit[1]
+        rows = rows[partition.at_most(dataset.y[rows], limit[0], seed)]
+        of_test = limit[1]
     parts = partition.split(dataset, rows, how, seed=seed, **options)
     test = test or ("domain" if how == "by_domain" else "match")
     if test == "held_out":
         none = [np.empty(0, np.int64)] * len(parts)
         return Federation.from_dataset(
-            dataset, parts, none, {**note, "test": test}, seed
+            dataset, parts, test=none, provenance={**note, "test": test}, seed=seed
         ).validation(last=True)
-    return Federation.from_dataset(dataset, parts, test, note, seed, of_test)
+    return Federation.from_dataset(
+        dataset, parts, test=test, provenance=note, seed=seed, limit=of_test
+    )

@@ -33,7 +33,8 @@ def _numbers(values: ArrayLike) -> np.ndarray:
 
 def type_means(values: ArrayLike, types: ArrayLike) -> np.ndarray:
     """The mean over the clients of each type that occurs, in the order of the types' numbers."""
-    v, t = _numbers(values), np.asarray(types)
+    v = _numbers(values)
+    t = np.asarray(types)
     if v.shape != t.shape:
         raise FedbookError(f"{len(v)} values but {len(t)} types", "give one type per client")
     return np.array([v[t == k].mean() for k in np.unique(t)])
@@ -95,7 +96,8 @@ def macro_f1(
 
     classes="all": over all `num_classes`; "present": over those that occur in the labels.
     """
-    y, p = np.asarray(labels, dtype=np.int64), np.asarray(predictions, dtype=np.int64)
+    y = np.asarray(labels, dtype=np.int64)
+    p = np.asarray(predictions, dtype=np.int64)
     if y.shape != p.shape or y.ndim != 1 or not len(y):
         raise FedbookError(
             f"labels {y.shape} and predictions {p.shape} must be equally long lists",
@@ -106,17 +108,16 @@ def macro_f1(
             f"classes must be 'all' or 'present', got {classes!r}", "'all' for a global test"
         )
     hit = np.bincount(y[y == p], minlength=num_classes)
-    support, predicted = (
-        np.bincount(y, minlength=num_classes),
-        np.bincount(p, minlength=num_classes),
-    )
+    support = np.bincount(y, minlength=num_classes)
+    predicted = np.bincount(p, minlength=num_classes)
     f1 = 2 * hit / np.maximum(support + predicted, 1)
     return float(f1[support > 0].mean() if classes == "present" else f1.mean())
 
 
 def clustering_accuracy(labels: ArrayLike, types: ArrayLike) -> float:
     """The share of clients whose type is the majority type of their cluster."""
-    g, t = np.asarray(labels), np.asarray(types)
+    g = np.asarray(labels)
+    t = np.asarray(types)
     if g.shape != t.shape or not len(g):
         raise FedbookError(
             f"{len(g)} cluster labels but {len(t)} types", "give one of each per client"
@@ -126,7 +127,8 @@ def clustering_accuracy(labels: ArrayLike, types: ArrayLike) -> float:
 
 def harmonic_mean(a: ArrayLike, b: ArrayLike) -> Any:
     """2ab / (a + b), 0 where both are 0."""
-    x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    x = np.asarray(a, dtype=np.float64)
+    y = np.asarray(b, dtype=np.float64)
     return np.divide(
         2 * x * y, x + y, out=np.zeros(np.broadcast_shapes(x.shape, y.shape)), where=(x + y) > 0
     )
@@ -140,8 +142,10 @@ def local_tests(personalization: ArrayLike, generalization: ArrayLike) -> dict[s
     means, the reading that fits the printed numbers; t_l_of_means is the harmonic mean of the two
     means, never smaller.
     """
-    p, r = _numbers(personalization), _numbers(generalization)
-    t_p, t_r = float(p.mean()), float(r.mean())
+    p = _numbers(personalization)
+    r = _numbers(generalization)
+    t_p = float(p.mean())
+    t_r = float(r.mean())
     of_means = float(harmonic_mean(t_p, t_r))
     return {
         "t_p": t_p,
@@ -160,7 +164,8 @@ def effective_clients(weights: ArrayLike) -> float:
 
 def communication(records: Sequence[Record]) -> dict[str, int]:
     """Bytes that travelled in all the rounds, to the server (up) and to the clients (down)."""
-    up, down = sum(r.bytes_up for r in records), sum(r.bytes_down for r in records)
+    up = sum(r.bytes_up for r in records)
+    down = sum(r.bytes_down for r in records)
     return {"bytes_up": up, "bytes_down": down, "bytes": up + down}
 
 
@@ -180,7 +185,8 @@ def summarise(
         seen = np.isfinite(a)
         if not seen.any():
             raise FedbookError("no client has a test sample", "give the clients test=(x, y)")
-        t, a = np.asarray(types)[seen], a[seen]
+        t = np.asarray(types)[seen]
+        a = a[seen]
         out = {"avg_client": avg_client(a), "avg_type": avg_type(a, t)}
         out |= {"sigma_client": sigma_client(a), "sigma_type": sigma_type(a, t)}
         out |= {"worst_client": worst_client(a), "bottom_10": bottom(a)}

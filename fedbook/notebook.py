@@ -63,7 +63,8 @@ def _png(fig: Figure) -> str:
     """The picture in base64, with a palette of 256 colours: a third of the size."""
     from PIL import Image
 
-    whole, small = io.BytesIO(), io.BytesIO()
+    whole = io.BytesIO()
+    small = io.BytesIO()
     fig.savefig(whole, format="png", dpi=fig.dpi, bbox_inches="tight")
     picture = Image.open(whole).convert("RGB")
     picture.quantize(256, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
@@ -88,7 +89,8 @@ def five_stages() -> Figure:
 
     from fedbook import plots
 
-    server, clients = plots.BLUE, plots.RED
+    server = plots.BLUE
+    clients = plots.RED
     # name, question, FedAvg's choice, who replaces it, where
     boxes = (
         ("1 sample", "who takes part", "uniform", "Client2Vec", server),

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 OKABE_ITO = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7")
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PINK = OKABE_ITO
 GREY = "#808080"  # yellow cannot be seen on white
-SOLID, DASH, DOT, DASHDOT = "-", "--", ":", "-."
+SOLID = "-"
+DASH = "--"
+DOT = ":"
+DASHDOT = "-."
 
 # (label, colour, marker, line): the four papers' methods are solid stars, a line style marks a
 # family of baselines

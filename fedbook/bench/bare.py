@@ -26,7 +26,9 @@ from typing import Any
 
 from fedbook.clock import resident
 
-BATCH, PER_CLIENT, LR = 32, 128, 0.05
+BATCH = 32
+PER_CLIENT = 128
+LR = 0.05
 
 
 def federation(clients: int, per_client: int = PER_CLIENT, pool: int | None = None) -> Any:
@@ -44,7 +46,15 @@ def federation(clients: int, per_client: int = PER_CLIENT, pool: int | None = No
     index = [torch.arange(i * per_client, (i + 1) * per_client) % n for i in range(clients)]
     test = torch.arange(32)
     members = tuple(Client(i, 0, part, test) for i, part in enumerate(index))
-    return Federation(x, y, members, tuple("0123456789"), ("all",), (0.5,) * 3, (0.25,) * 3)
+    return Federation(
+        x,
+        y,
+        clients=members,
+        class_names=tuple("0123456789"),
+        type_names=("all",),
+        mean=(0.5,) * 3,
+        std=(0.25,) * 3,
+    )
 
 
 def network(fed: Any) -> Any:
@@ -82,9 +92,12 @@ class Bare:
         self.model = network(fed).to(memory_format=torch.channels_last)
         self.params = [p.detach() for p in self.model.parameters()]
         self.server = [p.clone() for p in self.params]
-        self.x, self.y, self.parts = fed.x, fed.y, [c.train for c in fed.clients]
+        self.x = fed.x
+        self.y = fed.y
+        self.parts = [c.train for c in fed.clients]
         std = torch.tensor(fed.std).reshape(1, 3, 1, 1)
-        self.scale, self.shift = 1 / (255 * std), -torch.tensor(fed.mean).reshape(1, 3, 1, 1) / std
+        self.scale = 1 / (255 * std)
+        self.shift = -torch.tensor(fed.mean).reshape(1, 3, 1, 1) / std
 
     def round(self, chosen: list[int], orders: list[Any]) -> None:
         """One round with the given participants and orders of their samples."""
@@ -118,7 +131,8 @@ def speed(rounds: int = 1, repeats: int = 11, clients: int = 100) -> dict[str, A
     from fedbook.rounds.seeds import generator
 
     fed = federation(clients)
-    ours, bare = simulation(fed, rounds * (repeats + 1)), Bare(fed)
+    ours = simulation(fed, rounds * (repeats + 1))
+    bare = Bare(fed)
     times: dict[str, list[tuple[float, float]]] = {"fedbook": [], "bare": []}
     for repeat in range(repeats + 1):  # the first is for warming up
         plan = []
@@ -205,7 +219,8 @@ def _work(fed: Any, rounds: int) -> None:
 def bench(rounds: int = 1, repeats: int = 11) -> dict[str, Any]:
     """Both measurements."""
     out = speed(rounds, repeats)
-    few, many = peak_memory(10), peak_memory(1000)
+    few = peak_memory(10)
+    many = peak_memory(1000)
     ratios = {
         f"memory_1000_over_10{x}": round(many[k] / few[k], 4)
         for x, k in (("", "peak_mb"), ("_added", "run_mb"))
@@ -214,8 +229,10 @@ def bench(rounds: int = 1, repeats: int = 11) -> dict[str, Any]:
 
 
 def text(out: dict[str, Any]) -> str:
-    s, m = out["seconds_per_round"], out["memory"]
-    few, many = m["10"]["peak_mb"], m["1000"]["peak_mb"]
+    s = out["seconds_per_round"]
+    m = out["memory"]
+    few = m["10"]["peak_mb"]
+    many = m["1000"]["peak_mb"]
     setting = (
         f"{out['clients']} clients, {out['participants']} a round, {out['samples_per_client']} "
         "images each"

@@ -139,7 +139,8 @@ def cell(
     sides["lockstep"] = Trainer(net, fed, batch, "lockstep")
     steps: dict[str, Callable[[], object]] = {name: t.train for name, t in sides.items()}
     spent = interleave(steps, repeats, budget=budget)
-    loop, lockstep = spent["loop"], spent["lockstep"]
+    loop = spent["loop"]
+    lockstep = spent["lockstep"]
     assert sides["lockstep"].run.engine == "lockstep", net.label
     return {
         "net": net.label,

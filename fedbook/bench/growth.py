@@ -139,7 +139,9 @@ def draw(out: dict[str, Any], folder: str | Path) -> list[Path]:
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    many, some, long = out["clients"], out["participants"], out["rounds"]
+    many = out["clients"]
+    some = out["participants"]
+    long = out["rounds"]
     last = many[-1]
     plans: list[tuple[str, str, str, list[tuple[str, list, list]], str]] = [
         (

@@ -25,8 +25,12 @@ from typing import Any
 
 from fedbook.clock import processor_seconds
 
-CLIENTS, PARTICIPANTS, EACH = 100, 10, 128
-ROUNDS, BATCH, LR = 20, 32, 0.05
+CLIENTS = 100
+PARTICIPANTS = 10
+EACH = 128
+ROUNDS = 20
+BATCH = 32
+LR = 0.05
 TOLERANCE = 0.05  # by which accuracies may differ
 NEEDS = {"fedbook": "", "fedbook loop": "", "pfl": "pfl", "flower": "flwr", "fedlab": "fedlab"}
 Mark = Callable[[], None]
@@ -154,7 +158,8 @@ def run_flower(fed: Any, model: Any, mark: Mark) -> Any:
     from flwr.simulation import run_simulation
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    client, server = ClientApp(), ServerApp()
+    client = ClientApp()
+    server = ServerApp()
     kept: dict[str, Any] = {}
 
     @client.train()
@@ -243,7 +248,8 @@ def bench_peers(names: tuple[str, ...] = tuple(NEEDS)) -> dict[str, Any]:
     """Every library that is installed, one after another."""
     from tqdm.auto import tqdm
 
-    found, missing = [], []
+    found = []
+    missing = []
     for name in tqdm(names, desc="peers"):
         if NEEDS[name] and importlib.util.find_spec(NEEDS[name]) is None:
             missing.append(name)

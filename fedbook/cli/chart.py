@@ -15,9 +15,11 @@ def chart(
     known = [v for values in series.values() for v in values if math.isfinite(v)]
     if not known:
         return "no numbers to draw"
-    low, high = min(known), max(known)
+    low = min(known)
+    high = max(known)
     if high - low < 1e-9:
-        low, high = low - 0.5, high + 0.5
+        low = low - 0.5
+        high = high + 0.5
     room = width - 9
     grid = [[" "] * room for _ in range(height)]
     for mark, values in zip(MARKS, series.values()):

@@ -250,7 +250,8 @@ def _clients(g: Group, most: int) -> list[str]:
 def compare(args: argparse.Namespace) -> int:
     """Two runs: what differs in their settings, and by how much their scores differ."""
     results = store_of(args).load()
-    a, b = one(results, args.one), one(results, args.other)
+    a = one(results, args.one)
+    b = one(results, args.other)
     found = {"one": a.seeds, "other": b.seeds, "settings": different(a.config, b.config)}
     found["scores"] = {s: paired(a.values(s), b.values(s)) for s in SCORES if a.values(s)}
     if args.json:
@@ -274,7 +275,8 @@ def flat(value: Any, path: str = "") -> dict[str, Any]:
 
 def different(a: dict[str, Any], b: dict[str, Any]) -> dict[str, list[Any]]:
     """The settings in which two runs differ, but for the seed."""
-    one, other = flat(a), flat(b)
+    one = flat(a)
+    other = flat(b)
     out = {}
     for name in dict.fromkeys([*one, *other]):
         if name != "seed" and one.get(name) != other.get(name):

@@ -248,7 +248,8 @@ def _adapted() -> float:
 
 
 def _generalisation() -> float:
-    t_l, t_p = 0.6, 0.9  # t_l = 2 t_p t_r / (t_p + t_r)
+    t_l = 0.6
+    t_p = 0.9  # t_l = 2 t_p t_r / (t_p + t_r)
     return t_l * t_p / (2 * t_p - t_l)
 
 

@@ -101,7 +101,8 @@ def collect(folder: Path) -> list[tuple[str, str]]:
     known = {p.parent.name for p in (folder / "release").glob("*/*.ipynb")}
     found = []
     for path in sorted((folder / "inbox").glob("*/*.ipynb")):
-        student, name = path.parent.name, path.stem
+        student = path.parent.name
+        name = path.stem
         if name not in known:
             raise FedbookError(
                 f"{student} handed in {path.name}, which is no assignment",
@@ -139,7 +140,8 @@ def grade(folder: Path, say: Any = print) -> list[dict[str, Any]]:
                 continue
             with api.gradebook as book:
                 done = book.find_submission(name, student)
-                row["score"], row["points"] = done.score, done.max_score
+                row["score"] = done.score
+                row["points"] = done.max_score
                 by_hand = "part of it is graded by hand" if done.needs_manual_grade else ""
             notes = [name_note(folder, student, name), by_hand]
             row["note"] = "; ".join(note for note in notes if note)

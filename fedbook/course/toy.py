@@ -125,7 +125,9 @@ def play(
     and the library's weigh and update stages: for methods that look at the losses, which here are
     the parabolas.
     """
-    h, target, eta = np.asarray(curvature, float), np.asarray(best, float), method.solve.lr
+    h = np.asarray(curvature, float)
+    target = np.asarray(best, float)
+    eta = method.solve.lr
     w = 0.0
     path = []
     states = _begin(method, sizes)

@@ -76,7 +76,8 @@ def _glass_blur(x: Tensor, s: int, rng: np.random.Generator) -> Tensor:
     pick = torch.arange(n)[:, None, None]
     for _ in range(rounds):
         dy, dx = (torch.from_numpy(rng.integers(-1, 2, (n, h, w))) for _ in range(2))
-        from_row, from_column = (rows + dy).clamp(0, h - 1), (columns + dx).clamp(0, w - 1)
+        from_row = (rows + dy).clamp(0, h - 1)
+        from_column = (columns + dx).clamp(0, w - 1)
         x = x.permute(0, 2, 3, 1)[pick, from_row, from_column].permute(0, 3, 1, 2)
     return _gauss(x, sigma)
 
@@ -123,7 +124,7 @@ def _fog(x: Tensor, s: int, rng: np.random.Generator) -> Tensor:
     amount, roughness = ((0.4, 3.0), (0.7, 3.0), (1.0, 2.5), (1.3, 2.0), (1.6, 1.75))[s]
     n, _, h, w = x.shape
     peak = x.amax((1, 2, 3), keepdim=True)
-    return (x + amount * _fractal(n, h, w, rng, roughness)) * peak / (peak + amount)
+    return (x + amount * _fractal(n, h, w=w, rng=rng, roughness=roughness)) * peak / (peak + amount)
 
 
 def _filter(x: Tensor, kernel: Tensor) -> Tensor:
@@ -165,11 +166,16 @@ def _fractal(n: int, h: int, w: int, rng: np.random.Generator, roughness: float)
     """Noise summed over octaves, each ``roughness`` times weaker than the next coarser one, scaled
     to [0, 1].
     """
-    total, weight, cells = torch.zeros(n, 1, h, w), 1.0, 2
+    total = torch.zeros(n, 1, h, w)
+    weight = 1.0
+    cells = 2
     while cells <= max(h, w):
         octave = F.interpolate(
             _random(rng, n, 1, cells + 1, cells + 1), (h, w), mode="bicubic", align_corners=True
         )
-        total, weight, cells = total + weight * octave, weight / roughness, cells * 2
-    low, high = total.amin((1, 2, 3), keepdim=True), total.amax((1, 2, 3), keepdim=True)
+        total = total + weight * octave
+        weight = weight / roughness
+        cells = cells * 2
+    low = total.amin((1, 2, 3), keepdim=True)
+    high = total.amax((1, 2, 3), keepdim=True)
     return (total - low) / (high - low)

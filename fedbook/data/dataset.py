@@ -70,13 +70,13 @@ class Columns:
 
     def take(self, rows: np.ndarray) -> Columns:
         return Columns(
-            self.x[rows],
-            self.y[rows],
-            self.split[rows],
-            self.class_names,
-            None if self.domain is None else self.domain[rows],
-            self.domain_names,
-            {k: v[rows] for k, v in self.extra.items()},
+            x=self.x[rows],
+            y=self.y[rows],
+            split=self.split[rows],
+            class_names=self.class_names,
+            domain=None if self.domain is None else self.domain[rows],
+            domain_names=self.domain_names,
+            extra={k: v[rows] for k, v in self.extra.items()},
         )
 
     def counts(self) -> dict[str, int]:
@@ -91,10 +91,8 @@ def finish(
     """
     images = columns.x.dtype == np.uint8
     x = to_images(columns.x, size, channels) if images else torch.as_tensor(columns.x)
-    y, split = (
-        torch.as_tensor(columns.y.astype(np.int64)),
-        torch.as_tensor(columns.split.astype(np.uint8)),
-    )
+    y = torch.as_tensor(columns.y.astype(np.int64))
+    split = torch.as_tensor(columns.split.astype(np.uint8))
     domain = (
         np.zeros(len(y), np.int64) if columns.domain is None else columns.domain.astype(np.int64)
     )
@@ -131,7 +129,8 @@ def to_images(x: np.ndarray, size: int | None, channels: int, batch: int = 2048)
     check_geometry(size, channels)
     source = torch.from_numpy(np.ascontiguousarray(x))
     source = source[:, None] if source.ndim == 3 else source.permute(0, 3, 1, 2)
-    height, width = size or source.shape[2], size or source.shape[3]
+    height = size or source.shape[2]
+    width = size or source.shape[3]
     out = torch.empty((len(source), channels, height, width), dtype=torch.uint8)
     luma = torch.tensor([0.299, 0.587, 0.114]).reshape(1, 3, 1, 1)
     for at in range(0, len(source), batch):

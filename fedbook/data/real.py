@@ -120,7 +120,8 @@ def pack(name: str) -> Read:
             "fetch it again",
         )
     provenance = {"file": path.name, "sha256": entry["sha256"]}
-    expected, counts = EXPECTED.get(name), columns.counts()
+    expected = EXPECTED.get(name)
+    counts = columns.counts()
     if expected and (counts["train"], counts["test"]) != expected:
         published = f"{expected[0]} + {expected[1]}"
         if counts["train"] + counts["test"] > sum(expected):
@@ -218,7 +219,8 @@ def together(
     """Several packs as the domains of one dataset, each cut to ``limit`` (train, test) images drawn
     at random.
     """
-    default_limit, default_labels = limit, labels
+    default_limit = limit
+    default_labels = labels
 
     def read(
         size: int,
@@ -232,7 +234,8 @@ def together(
                 "see help(fedbook.data.load)",
             )
         rng = np.random.default_rng(seed)
-        parts, sources = [], {}
+        parts = []
+        sources = {}
         for d, name in enumerate(members):
             columns, sources[name] = pack(name)
             rows = [
@@ -263,13 +266,13 @@ def stack(parts: list[Columns], domain_names: Sequence[str], rng: np.random.Gene
     """
     keys = set.intersection(*(set(p.extra) for p in parts))
     columns = Columns(
-        np.concatenate([p.x for p in parts]),
-        np.concatenate([p.y for p in parts]),
-        np.concatenate([p.split for p in parts]),
-        parts[0].class_names,
-        np.repeat(np.arange(len(parts), dtype=np.int16), [len(p.y) for p in parts]),
-        domain_names,
-        {k: np.concatenate([p.extra[k] for p in parts]) for k in sorted(keys)},
+        x=np.concatenate([p.x for p in parts]),
+        y=np.concatenate([p.y for p in parts]),
+        split=np.concatenate([p.split for p in parts]),
+        class_names=parts[0].class_names,
+        domain=np.repeat(np.arange(len(parts), dtype=np.int16), [len(p.y) for p in parts]),
+        domain_names=domain_names,
+        extra={k: np.concatenate([p.extra[k] for p in parts]) for k in sorted(keys)},
     )
     return columns.take(rng.permutation(len(columns.y)))
 
@@ -347,7 +350,10 @@ def _domainnet_images(
     them).
     """
     folder = store.root() / "domainnet"
-    x, y, split, domain = [], [], [], []
+    x = []
+    y = []
+    split = []
+    domain = []
     for d, name in enumerate(DOMAINNET):
         archive = (
             zipfile.ZipFile(folder / f"{name}.zip") if (folder / f"{name}.zip").is_file() else None
@@ -364,12 +370,12 @@ def _domainnet_images(
                 split.append(s)
                 domain.append(d)
     return Columns(
-        np.stack(x),
-        np.array(y, np.int16),
-        np.array(split, np.uint8),
-        classes,
-        np.array(domain, np.int16),
-        DOMAINNET,
+        x=np.stack(x),
+        y=np.array(y, np.int16),
+        split=np.array(split, np.uint8),
+        class_names=classes,
+        domain=np.array(domain, np.int16),
+        domain_names=DOMAINNET,
     )
 
 
@@ -401,7 +407,10 @@ def folders(
         {c.name for d in found if (root / d).is_dir() for c in (root / d).iterdir() if c.is_dir()}
     )
     rng = np.random.default_rng(seed)
-    x, y, split, domain = [], [], [], []
+    x = []
+    y = []
+    split = []
+    domain = []
     for d, name in enumerate(found):
         for c, label in enumerate(classes):
             place = root / name / label
@@ -421,12 +430,12 @@ def folders(
             f"no picture found in {root}", "it should hold domain/class/*.png (or .jpg)"
         )
     return Columns(
-        np.stack(x),
-        np.array(y, np.int16),
-        np.array(split, np.uint8),
-        classes,
-        np.array(domain, np.int16),
-        found,
+        x=np.stack(x),
+        y=np.array(y, np.int16),
+        split=np.array(split, np.uint8),
+        class_names=classes,
+        domain=np.array(domain, np.int16),
+        domain_names=found,
     )
 
 
@@ -584,7 +593,9 @@ def fetch_tiny_imagenet(name: str, folder: Path, quiet: bool) -> Columns:
     target = folder / "tiny-imagenet-200.zip"
     sha256 = _pinned(name, target.name)
     store.download("http://cs231n.stanford.edu/" + target.name, target, sha256=sha256, quiet=quiet)
-    x, y, split = [], [], []
+    x = []
+    y = []
+    split = []
     with zipfile.ZipFile(target) as archive:
         home = "tiny-imagenet-200/"
         synsets = archive.read(home + "wnids.txt").decode().split()
@@ -648,7 +659,8 @@ def _archive(
     groups: list[int] = []
     with tarfile.open(path) as archive:
         for member in sorted((m for m in archive if m.isfile()), key=lambda m: m.name):
-            inside, c = archive.extractfile(member), label(Path(member.name))
+            inside = archive.extractfile(member)
+            c = label(Path(member.name))
             if c is None or inside is None:
                 continue
             if member.size > PICTURE_BYTES:
@@ -668,7 +680,9 @@ def _archive(
             f"{path} holds none of the expected pictures",
             "its layout may have changed; place a pack by hand",
         )
-    labels, who, rng = np.array(y, np.int16), np.array(groups), np.random.default_rng(0)
+    labels = np.array(y, np.int16)
+    who = np.array(groups)
+    rng = np.random.default_rng(0)
     pools = [np.unique(who)] if group else [who[labels == c] for c in np.unique(labels)]
     held_out = np.concatenate([rng.permutation(p)[: round(test * len(p))] for p in pools])
     return Columns(np.stack(x), labels, np.isin(who, held_out).astype(np.uint8), CLASS_NAMES[name])

@@ -96,7 +96,9 @@ def _columns(path: Path, columns: dict[str, np.ndarray]) -> Columns:
         raise FedbookError(
             f"{path} has no column {', '.join(missing)}", "a pack holds x, y, split[, domain, ...]"
         )
-    x, y, split = columns.pop("x"), columns.pop("y"), columns.pop("split")
+    x = columns.pop("x")
+    y = columns.pop("y")
+    split = columns.pop("split")
     if x.dtype != np.uint8 or x.ndim not in (3, 4) or (x.ndim == 4 and x.shape[3] != 3):
         raise FedbookError(
             f"{path}: x is {x.dtype} of shape {x.shape}",
@@ -131,7 +133,9 @@ def _columns(path: Path, columns: dict[str, np.ndarray]) -> Columns:
     extra = {
         k: v for k, v in columns.items() if v.ndim and len(v) == len(x) and v.dtype.kind in "iub"
     }
-    return Columns(x, y, split, classes, domain, domains, extra)
+    return Columns(
+        x=x, y=y, split=split, class_names=classes, domain=domain, domain_names=domains, extra=extra
+    )
 
 
 def write_pack(path: Path, columns: Columns) -> None:

@@ -292,7 +292,8 @@ def store(lines: list[Line], folder: Path) -> None:
     if path.is_file():
         with path.open(newline="") as f:
             rows += [row for row in csv.DictReader(f) if row["engine"] not in new]
-    order, known = list(ENGINES), methods.names()
+    order = list(ENGINES)
+    known = methods.names()
     rows.sort(key=lambda r: (known.index(r["method"]), order.index(r["engine"])))
     with write_atomically(path) as part, part.open("w", newline="") as f:
         writer = csv.DictWriter(f, [x.name for x in fields(Line)], lineterminator="\n")

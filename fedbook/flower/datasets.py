@@ -52,7 +52,9 @@ def federate(
     federate(data.load("digits5_offline"), DirichletPartitioner(10, "label", alpha=0.5))
     """
     note = {"partition": {"name": type(partitioner).__name__}}
-    return Federation.from_dataset(dataset, split(dataset, partitioner), test, note, seed)
+    return Federation.from_dataset(
+        dataset, split(dataset, partitioner), test=test, provenance=note, seed=seed
+    )
 
 
 def partitioner(federation: Federation) -> Partitioner:

@@ -109,7 +109,8 @@ class Loopback:
         import ssl
 
         limit = time.monotonic() + self._start_within
-        scheme, context = "http", None
+        scheme = "http"
+        context = None
         if self.secure:
             scheme = "https"
             context = ssl.create_default_context(cafile=str(self.folder / "keys" / "ca.pem"))

@@ -61,7 +61,8 @@ class Few(Grid):
         left = list(messages)
         replies: list[Message] = []
         while left:
-            now, left = left[: self._at_once], left[self._at_once :]
+            now = left[: self._at_once]
+            left = left[self._at_once :]
             replies += self._grid.send_and_receive(now, timeout=timeout)
         return replies
 
@@ -216,7 +217,8 @@ class FedbookStrategy(Strategy):
         answers += self._ask(grid, again, min(PATIENCE, self._timeout))
         for answer in answers:
             said = unpack(answer.content, "who")
-            node, id = answer.metadata.src_node_id, said["client"]
+            node = answer.metadata.src_node_id
+            id = said["client"]
             self._ids[node] = id
             self._silent.discard(node)
             if said["informed"]:

@@ -389,7 +389,8 @@ def client2vec(
     w = weight if weight is not None else 1.0 if federated else 5.0
     changes: dict[str, Any] = {"name": f"client2vec({method.name})"}
     if not by_weights:
-        used, matrix = heat if sampling else None, case_studies == "index"
+        used = heat if sampling else None
+        matrix = case_studies == "index"
         changes["sample"] = SampleBySimilarity(
             method.sample.participation, index, used, part, matrix
         )

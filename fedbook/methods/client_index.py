@@ -108,7 +108,8 @@ class ClientIndex:
             )
         self.feature = feature.detach().cpu()
         self.label = None if label is None else label.detach().cpu()
-        self.sizes, self.ids = torch.tensor(sizes, dtype=torch.float64), list(ids)
+        self.sizes = torch.tensor(sizes, dtype=torch.float64)
+        self.ids = list(ids)
         self.info = {"seconds": 0.0, "bytes_up": 0, "bytes_down": 0, **(info or {})}
 
     def __len__(self) -> int:
@@ -136,8 +137,10 @@ class ClientIndex:
 
         `type_similarity` holds the mean cosine of each pair of types (Figure 9).
         """
-        cos, t = self.cosines("feature"), torch.tensor(list(types))
-        same, other = t[:, None] == t, ~torch.eye(len(t), dtype=torch.bool)
+        cos = self.cosines("feature")
+        t = torch.tensor(list(types))
+        same = t[:, None] == t
+        other = ~torch.eye(len(t), dtype=torch.bool)
         nearest = cos.masked_fill(~other, -2).argmax(1)
         pairs = {
             a: {b: cos[(t[:, None] == i) & (t == j) & other] for j, b in enumerate(names)}
@@ -215,7 +218,8 @@ def embedding_seconds(federation: Federation, encoder: str = "offline", sample: 
     from fedbook.models.clip import image_text_encoder
     from fedbook.models.sequence import text_sentence
 
-    model, rows = image_text_encoder(encoder), torch.cat([c.train for c in federation.clients])
+    model = image_text_encoder(encoder)
+    rows = torch.cat([c.train for c in federation.clients])
     pictures = federation.x.is_floating_point() or federation.x.dtype == torch.uint8
 
     def encode(x: Tensor) -> float:
@@ -396,7 +400,8 @@ def _make(
 ) -> ClientIndex:
     data, L = _embedded(federation, spec, embeddings)
     began = time.perf_counter()
-    ids, sizes = _ids(federation), [len(c.train) for c in federation.clients]
+    ids = _ids(federation)
+    sizes = [len(c.train) for c in federation.clients]
     info: dict[str, Any] = {"bytes_down": 0, "bytes_up": 0}
     label: Tensor | None = None
     if spec.kind == "client2vec":

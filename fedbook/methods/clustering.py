@@ -122,7 +122,15 @@ def cluster(
     elif algorithm == "finch":
         found = finch(v, clusters)
     else:
-        found = _partition(v, clusters, algorithm, seed, starts, covariance, floor)
+        found = _partition(
+            v,
+            clusters,
+            algorithm=algorithm,
+            seed=seed,
+            starts=starts,
+            covariance=covariance,
+            floor=floor,
+        )
     order = list(dict.fromkeys(found.tolist()))
     return [order.index(k) for k in found.tolist()]
 
@@ -169,7 +177,8 @@ def represent(
     """
     model: Any = local.model
     of = of or getattr(model, "h", model.embed)
-    h, y = [], []
+    h = []
+    y = []
     for batch in batches or local.batches(512, shuffle=False):
         with local.device.autocast():
             h.append(of(batch.x, **batch.precomputed).float())

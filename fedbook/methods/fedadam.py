@@ -61,7 +61,8 @@ class ServerAdam(Update):
         self, state: State, server: Params, mean: Params, reports: list[Report]
     ) -> tuple[Params, State]:
         new = dict(mean)
-        m, v = dict(state["m"]), dict(state["v"])
+        m = dict(state["m"])
+        v = dict(state["v"])
         for name in m:
             if name in server:  # not a layer that stays personal
                 D = mean[name] - server[name]

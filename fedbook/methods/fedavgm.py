@@ -53,7 +53,8 @@ class ServerMomentum(Update):
     def __call__(
         self, state: State, server: Params, mean: Params, reports: list[Report]
     ) -> tuple[Params, State]:
-        moved, velocity = dict(mean), {}
+        moved = dict(mean)
+        velocity = {}
         for name, v in state["v"].items():
             if name in server:  # not a layer that stays personal
                 velocity[name] = self.server_momentum * v + (server[name] - mean[name])  # v^{t+1}

@@ -102,7 +102,8 @@ class AddMeanDrift(Update):
     def __call__(
         self, state: State, server: Params, mean: Params, reports: list[Report]
     ) -> tuple[Params, State]:
-        moved, h = dict(mean), {}
+        moved = dict(mean)
+        h = {}
         for name, old in state["h"].items():
             if name in server:  # not a layer that stays personal
                 drift = torch.stack([r["upload"][name] - server[name] for r in reports]).sum(0)

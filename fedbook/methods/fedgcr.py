@@ -129,7 +129,9 @@ class GroupCustomization(Objective):
             return torch.zeros((), device=batch.y.device)
         h = batch.model.h(batch.x, **batch.precomputed)
         candidates = torch.cat([sent["H"], memory["h_prev"][None]])
-        l_gc = contrast(h, candidates, sent["group"], self.tau, self.similarity)  # (7)
+        l_gc = contrast(
+            h, candidates, target=sent["group"], tau=self.tau, similarity=self.similarity
+        )  # (7)
         return self.strength(local) * l_gc
 
     def together(self, step: Step, slot: str) -> Tensor:
@@ -142,7 +144,9 @@ class GroupCustomization(Objective):
         candidates = torch.cat([H, h_prev[:, None]], 1)[step.layout.owner]
         group = torch.tensor([s["group"] for s in sent], device=step.y.device)[step.layout.owner]
         h = step.stack.asides["h"]
-        l_gc = contrast(h, candidates, group, self.tau, self.similarity, "none")
+        l_gc = contrast(
+            h, candidates, target=group, tau=self.tau, similarity=self.similarity, reduction="none"
+        )
         return self.strength(step.clients[0]) * step.layout.mean(l_gc)
 
 

@@ -77,7 +77,8 @@ class GradientAlignment(Objective):
         return {"g": [torch.zeros_like(p) for p in classifier(model)]}
 
     def measure(self, local: Local, memory: State) -> State:
-        total, count = [torch.zeros_like(p) for p in classifier(local.model)], 0
+        total = [torch.zeros_like(p) for p in classifier(local.model)]
+        count = 0
         for batch in local.batches(self.batch_size, shuffle=False):
             with torch.no_grad():
                 _ = batch.z  # so that the gradient stops at phi

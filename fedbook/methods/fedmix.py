@@ -63,7 +63,8 @@ def means_of(federation: Federation, client: Client, mean_of: int) -> State:
     label = torch.eye(federation.num_classes, device=federation.device)
     rng = torch.Generator().manual_seed(client.id)
     order = torch.randperm(len(client.train), generator=rng).to(client.train.device)
-    x, y = [], []
+    x = []
+    y = []
     for part in client.train[order].tensor_split(count(len(client.train), mean_of)):
         x.append(federation.inputs(part).mean(0))
         y.append(label[federation.y[part]].mean(0))

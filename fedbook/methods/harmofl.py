@@ -59,7 +59,8 @@ class AmplitudeNorm(nn.Module):
         super().__init__()
         _, height, width = federation.input_shape
         reach = max(height, width) if window is None else int(window * min(height, width))
-        rows, columns = torch.fft.fftfreq(height, 1 / height), torch.fft.rfftfreq(width, 1 / width)
+        rows = torch.fft.fftfreq(height, 1 / height)
+        columns = torch.fft.rfftfreq(width, 1 / width)
         replaced = (rows.abs()[:, None] <= reach) & (columns <= reach)
         self.register_buffer("replaced", replaced.to(federation.device), persistent=False)
         if A is None:

@@ -162,7 +162,9 @@ class ModelContrast(Objective):
         if "z" not in memory:
             return torch.zeros((), device=batch.y.device)
         others = memory["z"][torch.searchsorted(memory["index"], batch.index)]
-        return self.weight * contrast(batch.z, others, 0, self.tau, self.similarity)  # (3)
+        return self.weight * contrast(
+            batch.z, others, target=0, tau=self.tau, similarity=self.similarity
+        )  # (3)
 
     def together(self, step: Step, slot: str) -> Tensor:
         kept = [local.memory[slot] for local in step.clients]
@@ -171,7 +173,14 @@ class ModelContrast(Objective):
         others = []
         for memory, part in zip(kept, step.parts):
             others.append(memory["z"][torch.searchsorted(memory["index"], part)])
-        l_con = contrast(step.z, torch.cat(others), 0, self.tau, self.similarity, "none")
+        l_con = contrast(
+            step.z,
+            torch.cat(others),
+            target=0,
+            tau=self.tau,
+            similarity=self.similarity,
+            reduction="none",
+        )
         return self.weight * step.layout.mean(l_con)
 
     def end(self, local: Local, sent: State, memory: State) -> State:

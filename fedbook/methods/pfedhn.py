@@ -132,7 +132,8 @@ class HyperNetwork(Update):
             new["phi"][n], new["moments"][n] = self.step(
                 p, g * factor, state["moments"][n], self.lr
             )  # (b)
-        vectors, moments = state["v"].clone(), state["v_moments"].clone()
+        vectors = state["v"].clone()
+        moments = state["v_moments"].clone()
         rate = self.lr if self.embedding_lr is None else self.embedding_lr
         vectors[rows], moments[rows] = self.step(
             vectors[rows], of_v * factor, moments[rows], rate

@@ -54,7 +54,8 @@ def mean_cosine(vectors: Tensor) -> float:
     """The mean cosine over all pairs of the first axis of [k, d], or of [k, n, d] for each of n,
     then over n.
     """
-    k, unit = len(vectors), F.normalize(vectors, dim=-1)
+    k = len(vectors)
+    unit = F.normalize(vectors, dim=-1)
     return float(((unit.sum(0).square().sum(-1) - k) / (k * (k - 1))).mean())
 
 
@@ -69,7 +70,8 @@ class PromptSimilarity(Replace):
     ) -> tuple[Params, State]:
         updated, state = super().__call__(state, server, mean, reports)
         prompts = [n for n in server if n.startswith(("prompts.", "groups."))]
-        log, local = {}, []
+        log = {}
+        local = []
         for name in prompts:
             sent = [r["upload"][name] for r in reports]
             if name == "prompts.1" and len(sent) > 1:

@@ -231,7 +231,9 @@ class PublishedContrast(ModelContrast):
         z_0 = self.under(memory["received"] if self.older else local.received, batch)
         z_prev = self.under(memory["previous"], batch)
         others = torch.stack([z_0, z_prev], 1)
-        return self.weight * contrast(batch.z, others, 0, self.tau, self.similarity)
+        return self.weight * contrast(
+            batch.z, others, target=0, tau=self.tau, similarity=self.similarity
+        )
 
     def end(self, local: Local, sent: State, memory: State) -> State:
         memory["received"] = clone(body(local.received))

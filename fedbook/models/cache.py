@@ -118,7 +118,7 @@ class Cache:
         kept = self._entries.get(key)
         if kept is None or len(_absent(kept, index)):
             with self._alone(key):
-                kept = self._fill(key, count, index, compute, kept)
+                kept = self._fill(key, count, index=index, compute=compute, known=kept)
         self._entries[key] = kept
         self._entries.move_to_end(key)
         while self._entries and sum(map(_size, self._entries.values())) > self.memory:

@@ -30,9 +30,13 @@ class CCTLayer(nn.Module):
         from timm.layers import DropPath
 
         super().__init__()
-        self.heads, self.dropout, self.branch = heads, dropout, DropPath(depth_drop)
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width)
+        self.heads = heads
+        self.dropout = dropout
+        self.branch = DropPath(depth_drop)
+        self.norm1 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width)
         self.feed = nn.Sequential(nn.Linear(width, ffn), nn.GELU(), nn.Linear(ffn, width))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,7 +78,8 @@ class CCTFeatures(nn.Module):
                 nn.init.trunc_normal_(m.weight, std=0.02)
                 if m.bias is not None:
                     nn.init.zeros_(m.bias)
-        self.norm, self.pool = nn.LayerNorm(width), nn.Linear(width, 1)
+        self.norm = nn.LayerNorm(width)
+        self.pool = nn.Linear(width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.norm(self.layers(self.tokenizer(x).transpose(1, 2) + self.position))
@@ -149,11 +154,14 @@ def resnet18(
     as is usual for images below 64 pixels; unless told otherwise it does so for those, if no
     weights are loaded.
     """
-    net, width = _torchvision("resnet18", federation, pretrained, norm, groups)
+    net, width = _torchvision(
+        "resnet18", federation, pretrained=pretrained, norm=norm, groups=groups
+    )
     if small is None:
         small = not pretrained and min(federation.input_shape[1:]) < 64
     if small:
-        net.conv1, net.maxpool = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.Identity()
+        net.conv1 = nn.Conv2d(3, 64, 3, 1, 1, bias=False)
+        net.maxpool = nn.Identity()
     return _classifier(federation, net, width)
 
 
@@ -161,7 +169,9 @@ def mobilenet_v2(
     federation: Federation, pretrained: bool = False, norm: str = "batch", groups: int = 8
 ) -> Classifier:
     """torchvision's MobileNetV2, without the dropout before its classifier."""
-    net, width = _torchvision("mobilenet_v2", federation, pretrained, norm, groups)
+    net, width = _torchvision(
+        "mobilenet_v2", federation, pretrained=pretrained, norm=norm, groups=groups
+    )
     return _classifier(federation, net, width)
 
 

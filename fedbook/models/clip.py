@@ -44,7 +44,8 @@ WEIGHTS = Path(__file__).parent / "weights"
 IMAGE_TOWERS = ("lite0", "hybrid")
 TEXT_TOWERS = ("minilm", "ngram")
 TENSORS = ("centre", "anchors", "weights")
-CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 READABLE = {
     "animal-mammal": "mammal",
     "sky-weather": "weather symbol",
@@ -217,7 +218,8 @@ class HubPair(ImageTextEncoder):
                 f"{name!r} embeds in {model.config.projection_dim} dimensions, {DIM} were expected",
                 "use a CLIP such as openai/clip-vit-base-patch32",
             )
-        self.name, self.device = name, torch.device(device)
+        self.name = name
+        self.device = torch.device(device)
         self.model: Any = model.to(self.device).eval().requires_grad_(False)
         self.size = int(model.config.vision_config.image_size)
         self.length = int(model.config.text_config.max_position_embeddings)
@@ -239,7 +241,8 @@ class HubPair(ImageTextEncoder):
         x = _resize(
             x, (max(self.size, round(height * scale)), max(self.size, round(width * scale)))
         )
-        top, left = (x.shape[-2] - self.size) // 2, (x.shape[-1] - self.size) // 2
+        top = (x.shape[-2] - self.size) // 2
+        left = (x.shape[-1] - self.size) // 2
         x = x[..., top : top + self.size, left : left + self.size]
         mean, std = (
             torch.tensor(v, device=x.device).reshape(1, 3, 1, 1) for v in (CLIP_MEAN, CLIP_STD)
@@ -321,7 +324,8 @@ class TextTower:
     """
 
     def __init__(self, kind: str, device: str | torch.device = "cpu") -> None:
-        self.kind, self.device = kind, torch.device(device)
+        self.kind = kind
+        self.device = torch.device(device)
 
     @cached_property
     def _weights(self) -> Path:
@@ -357,7 +361,8 @@ def _ngrams(text: str) -> Tensor:
     """Signed counts of the 2- to 5-grams of a text in 512 bins, at length one. Case and spaces
     count.
     """
-    bins, padded = torch.zeros(DIM), f" {text} "
+    bins = torch.zeros(DIM)
+    padded = f" {text} "
     for n in range(2, 6):
         for i in range(len(padded) - n + 1):
             code = zlib.crc32(padded[i : i + n].encode())
@@ -441,7 +446,8 @@ class OfflinePair(ImageTextEncoder):
                 f"unknown pair {image}+{text}",
                 f"offline/{{{','.join(IMAGE_TOWERS)}}}+{{{','.join(TEXT_TOWERS)}}}",
             )
-        self.name, self.device = f"offline/{image}+{text}", torch.device(device)
+        self.name = f"offline/{image}+{text}"
+        self.device = torch.device(device)
         self.projection = Projection.load(folder / f"clip_{image}_{text}.safetensors", self.device)
         header = self.projection.header
         self.image_tower = ImageTower(image, self.device)

@@ -120,9 +120,11 @@ def leave_classes_out(
         order = torch.randperm(classes, generator=torch.Generator().manual_seed(seed + repeat))
         for held in order.split(HELD):
             kept = torch.tensor(sorted(set(range(classes)) - set(held.tolist())))
-            train, test = torch.isin(y, kept), torch.isin(y, held)
+            train = torch.isin(y, kept)
+            test = torch.isin(y, held)
             centred = z - z[train].mean(0)
-            anchors, targets = sentences[kept], torch.stack([centred[y == c].mean(0) for c in kept])
+            anchors = sentences[kept]
+            targets = torch.stack([centred[y == c].mean(0) for c in kept])
             for (gamma, ridge), found in scores.items():
                 text = _kernel(sentences[held], anchors, gamma) @ _dual(
                     anchors, targets, gamma, ridge
@@ -150,7 +152,8 @@ def _public_features(
     tiny = data.load("tiny_imagenet", size=48)
     classes = foreign(tiny.class_names)
     rng = np.random.default_rng(seed)
-    y, split = tiny.y.numpy(), tiny.split.numpy()
+    y = tiny.y.numpy()
+    split = tiny.split.numpy()
     mine = [rng.permutation(np.flatnonzero((y == c) & (split == 0)))[:per_class] for c in classes]
     rows = torch.from_numpy(np.concatenate(mine))
     tower = ImageTower(image)
@@ -174,7 +177,8 @@ def fit_offline_projection(
     is how it was made.
     """
     names, features, y = _public_features(image, per_class, seed)
-    tower, sentence = ImageTower(image), TextTower(text)
+    tower = ImageTower(image)
+    sentence = TextTower(text)
     centre = features.mean(0)
     z = (features - centre) @ orthogonal(len(centre))
     anchors = sentence([prompt(n) for n in names])
@@ -190,7 +194,13 @@ def fit_offline_projection(
         "seed": seed,
         "left-out accuracy (10 classes)": round(scores[gamma, ridge], 4),
     }
-    projection = Projection(centre, anchors, _dual(anchors, targets, gamma, ridge), gamma, header)
+    projection = Projection(
+        centre=centre,
+        anchors=anchors,
+        weights=_dual(anchors, targets, gamma, ridge),
+        gamma=gamma,
+        header=header,
+    )
     return projection.save(Path(folder) / f"clip_{image}_{text}.safetensors")
 
 
@@ -218,15 +228,18 @@ def zero_shot_table(
         dataset = data.load(name, size=32 if name == "cifar100" else 64)
         rows = torch.nonzero(dataset.split == 1).flatten()
         rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:limit]]
-        pictures, domain = encoder.images(dataset.x[rows]), dataset.domain[rows]
+        pictures = encoder.images(dataset.x[rows])
+        domain = dataset.domain[rows]
         classes = dataset.class_names
         sentences = encoder.texts([prompt(c) for c in classes])
         right = (pictures @ sentences.T).argmax(1) == dataset.y[rows]
         nearest = (pictures @ pictures.T).fill_diagonal_(-2).argmax(1)
         alike = domain[nearest] == domain
         for d, domain_name in enumerate(dataset.domain_names):
-            mine, other = pictures[domain == d], pictures[domain != d]
-            n, total = len(mine), mine.sum(0)
+            mine = pictures[domain == d]
+            other = pictures[domain != d]
+            n = len(mine)
+            total = mine.sum(0)
             table.append(
                 {
                     "dataset": name,
@@ -264,5 +277,7 @@ def main(args: argparse.Namespace) -> None:
         return
     for image in args.image:
         for text in args.text:
-            path = fit_offline_projection(image, text, args.folder, args.per_class, args.seed)
+            path = fit_offline_projection(
+                image, text, folder=args.folder, per_class=args.per_class, seed=args.seed
+            )
             print(path, json.dumps(Projection.load(path).header))

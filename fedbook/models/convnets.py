@@ -192,7 +192,9 @@ def resnet_gn(
     """A CIFAR ResNet of depth 6 * blocks + 2 with GroupNorm: no running statistics to average
     between clients.
     """
-    return _resnet(federation, width, blocks, _norm("group", groups, nn.BatchNorm2d), hidden)
+    return _resnet(
+        federation, width, blocks=blocks, norm=_norm("group", groups, nn.BatchNorm2d), hidden=hidden
+    )
 
 
 def resnet32(
@@ -207,7 +209,9 @@ def resnet32(
 
     Shortcuts that change shape are 1x1 convolutions; `hidden=None` is the usual linear head.
     """
-    return _resnet(federation, width, 5, _norm(norm, groups, nn.BatchNorm2d), hidden)
+    return _resnet(
+        federation, width, blocks=5, norm=_norm(norm, groups, nn.BatchNorm2d), hidden=hidden
+    )
 
 
 def ecg_resnet(

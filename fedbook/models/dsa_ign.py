@@ -90,7 +90,8 @@ class EncoderLayer(nn.TransformerEncoderLayer):
         self, width: int, heads: int, ffn: int, dropout: float = 0.0, norm_first: bool = True
     ) -> None:
         super().__init__(width, heads, ffn, dropout, batch_first=True, norm_first=norm_first)
-        self.heads, self.p = heads, dropout
+        self.heads = heads
+        self.p = dropout
 
     def attend(self, x: Tensor) -> Tensor:
         batch, tokens, width = x.shape
@@ -105,7 +106,8 @@ class EncoderLayer(nn.TransformerEncoderLayer):
     def feed(self, x: Tensor) -> Tensor:
         if x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
             return self.linear2(F.relu(self.linear1(x), inplace=True))
-        one, two = self.linear1, self.linear2
+        one = self.linear1
+        two = self.linear2
         return FeedForward.apply(
             x.flatten(0, 1), one.weight, one.bias, two.weight, two.bias
         ).reshape(x.shape)
@@ -147,7 +149,8 @@ class DSAIGN(nn.Module):
                 f"projection must be 'linear' or 'mlp', got {projection!r}",
                 "the paper has a matrix",
             )
-        self.dim, self.width = dim, width
+        self.dim = dim
+        self.width = width
         self.position = nn.Parameter(torch.zeros(2 * dim // width, width), requires_grad=position)
         if position:
             nn.init.normal_(self.position, std=0.02)

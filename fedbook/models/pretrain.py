@@ -265,9 +265,13 @@ def pretrain_hybrid(
     x, y, split = images if images is not None else tiny_imagenet()
     held = (split == 1).nonzero()[::2, 0]
     files = [out / f"view{v}.npy" for v in range(recipe.views)]
-    views = [view(x[split == 0], v, file, recipe.seed, quiet) for v, file in enumerate(files)]
+    views = [
+        view(x[split == 0], v, file=file, seed=recipe.seed, quiet=quiet)
+        for v, file in enumerate(files)
+    ]
     checks = torch.from_numpy(np.array(view(x[held], 0, out / "held.npy", quiet=quiet)))
-    y_train, y_held = y[split == 0], y[held]
+    y_train = y[split == 0]
+    y_held = y[held]
 
     torch.manual_seed(recipe.seed)
     few = torch.randperm(len(y_train))[:6000].sort().values.numpy()
@@ -278,14 +282,16 @@ def pretrain_hybrid(
     batches = max(1, len(y_train) // recipe.batch_size)
     config = dataclasses.asdict(recipe)
     checkpoint = out / "checkpoint.pt"
-    first, seconds = 0, 0.0
+    first = 0
+    seconds = 0.0
     if checkpoint.exists():
         saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
         if saved["config"] != config:
             raise FedbookError(f"{out} holds another run: {saved['config']}", "another folder?")
         student.load_state_dict(saved["student"])
         optimizer.load_state_dict(saved["optimizer"])
-        first, seconds = saved["epoch"], saved["seconds"]
+        first = saved["epoch"]
+        seconds = saved["seconds"]
 
     for epoch in range(first, recipe.epochs):
         start = time.perf_counter()

@@ -149,8 +149,8 @@ def probe_table(
         plain, _, domain = name.partition("/")
         dataset = load(plain)
         rng = torch.Generator().manual_seed(seed)
-        fit = _rows(dataset, domain, 0, train, rng)
-        check = _rows(dataset, domain, 1, test, rng) if on == "test" else fit[:0]
+        fit = _rows(dataset, domain, split=0, most=train, rng=rng)
+        check = _rows(dataset, domain, split=1, most=test, rng=rng) if on == "test" else fit[:0]
         row: dict[str, Any] = {"set": name, "train": len(fit), "test": len(check)}
         for key, net in nets.items():
             z = features(net, dataset.x[torch.cat([fit, check])])
@@ -221,7 +221,7 @@ def domain_table(
     for name in here(DOMAINS) if sets is None else sets:
         dataset = load(name)
         rng = torch.Generator().manual_seed(seed)
-        rows = _rows(dataset, "", 0, images, rng)
+        rows = _rows(dataset, "", split=0, most=images, rng=rng)
         domain = dataset.domain[rows]
         share = torch.bincount(domain).float() / len(rows)
         line: dict[str, Any] = {"set": name, "chance purity": float((share**2).sum())}
@@ -243,7 +243,8 @@ def _purity(z: Tensor, domain: Tensor, k: int = 10) -> float:
 
 def _clients(z: Tensor, domain: Tensor, per_client: int) -> tuple[np.ndarray, np.ndarray]:
     """Mean features of clients that hold so many images of one domain, and that domain."""
-    means, types = [], []
+    means = []
+    types = []
     for d in domain.unique().tolist():
         parts = z[domain == d].split(per_client)
         means += [part.mean(0) for part in parts if len(part) == per_client]

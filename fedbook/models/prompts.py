@@ -67,8 +67,10 @@ class PromptedViT(nn.Module):
                 "try backbone='hybrid'",
             )
         self.backbone = backbone.requires_grad_(False).eval()
-        self.depth, self.width = len(backbone.blocks), backbone.embed_dim
-        self.replace, self.std = replace, std
+        self.depth = len(backbone.blocks)
+        self.width = backbone.embed_dim
+        self.replace = replace
+        self.std = std
         self.stem = hasattr(backbone.patch_embed, "backbone")
         counts = {self._layer(layer): n for layer, n in (prompts or {}).items() if n != 0}
         if any(n < 0 for n in counts.values()):
@@ -127,7 +129,8 @@ class PromptedViT(nn.Module):
 
     def finish(self, t: Tensor, first: int = 1) -> Tensor:
         """Layers first..U, then what timm pools (CLS, normalised); prompts are never pooled."""
-        b, n = self.backbone, self._read
+        b = self.backbone
+        n = self._read
         t = self.run(t, first, self.depth - 1)
         last = b.blocks[-1]
         if self._plain:  # residual and MLP of the last layer only for the tokens that are read
@@ -147,7 +150,8 @@ class PromptedViT(nn.Module):
         """z(x) [B, d]."""
         if not self.prompts and cls is not None:
             return self.dropout(cls)
-        t, at = self.start(x, tokens), 1
+        t = self.start(x, tokens)
+        at = 1
         for layer in sorted(map(int, self.prompts)):
             t = self.run(t, at, layer - 1)
             t = self.insert(
@@ -219,7 +223,9 @@ class FedGC(PromptedViT):
                 "use prompts=4",
             )
         super().__init__(backbone, num_classes, {1: prompts}, **{"std": 0.02, **options})
-        d, hidden, self.tiled = self.width, width or 4 * self.width, tiled
+        d = self.width
+        hidden = width or 4 * self.width
+        self.tiled = tiled
         self.gc_net = nn.Sequential(nn.Linear(d, hidden), nn.ReLU(), nn.Linear(hidden, d))
 
     def h(self, x: Tensor, cls: Tensor | None = None, tokens: Tensor | None = None) -> Tensor:
@@ -234,7 +240,8 @@ class FedGC(PromptedViT):
         h: Tensor | None = None,
     ) -> Tensor:
         t = self.start(x, tokens)
-        h, p = self.h(x, cls, t) if h is None else h, self.prompts["1"]
+        h = self.h(x, cls, t) if h is None else h
+        p = self.prompts["1"]
         shift = (
             h.repeat(len(p), 1).view(len(h), *p.shape)
             if self.tiled and self.training
@@ -315,12 +322,10 @@ class FGPT(PromptedViT):
                 f"top_k must lie in 1..{groups} groups, got {top_k}", "FGPT uses 1, FGPT-U 5"
             )
         self.layer = middle(self.depth) if layer is None else self._layer(layer)
-        self.top_k, self.relu, self.prompted_query, self.selector = (
-            top_k,
-            relu,
-            prompted_query,
-            selector,
-        )
+        self.top_k = top_k
+        self.relu = relu
+        self.prompted_query = prompted_query
+        self.selector = selector
         self.groups = nn.ParameterList(self._new(self.width) for _ in range(groups))
         d = self.width if selector is None else selector.width
         b = make_keys(groups, d, keys, key_seed) if isinstance(keys, str) else keys
@@ -560,7 +565,8 @@ def fgpt(
     """FGPT's model, FGPT-U with top_k=5; centre=True subtracts the mean query of the clients'
     training images, one vector of d numbers (and a count) that each client would send once.
     selector: "light", or a timm network's name."""
-    start, mean = _start(federation, backbone), None
+    start = _start(federation, backbone)
+    mean = None
     light = load_selector(federation, selector) if isinstance(selector, str) else selector
     if centre:
         if isinstance(federation, int):

@@ -156,7 +156,8 @@ class Stack:
         """For parameters that only some clients used in the last pass: which ones did [clients]."""
         if "groups" not in self.asides:
             return {}
-        prefix, used = self._groups_prefix, self.asides["groups"]
+        prefix = self._groups_prefix
+        used = self.asides["groups"]
         return {f"{prefix}groups.{g}": used[:, g] for g in range(used.shape[1])}
 
 

@@ -255,7 +255,9 @@ def _cost(e: Experiment, runs: list[Experiment], whole: Federation | None) -> di
         train = [len(c.train) for c in whole.clients]
         test = len({i for c in whole.clients for i in c.test.tolist()})
         dtype = whole.x.dtype
-    counted = cost.cost(e, shape, classes, train, test, **({"dtype": dtype} if dtype else {}))
+    counted = cost.cost(
+        e, shape, classes=classes, train=train, test=test, **({"dtype": dtype} if dtype else {})
+    )
     steps = e.rounds * e.method.get("epochs", 1)
     times = sum(r.rounds * r.method.get("epochs", 1) for r in runs) / steps
     pflop = counted["pflop"] * times

@@ -105,7 +105,9 @@ def score(
     values = []
     grid = grid_of(paper)
     for setting in grid.on:
-        result = results.get(trial(paper, scale, method, options, setting).key)
+        result = results.get(
+            trial(paper, scale, method=method, options=options, setting=setting).key
+        )
         for name in grid.metrics:
             value = None if result is None else lookup(result["metrics"], name)
             if value is None:
@@ -161,7 +163,7 @@ def tune(
                 options = grid.second(method, best(tried)) if ready else []
             for o in options:
                 for setting in grid.on:
-                    e = trial(paper, scale, method, o, setting)
+                    e = trial(paper, scale, method=method, options=o, setting=setting)
                     if e.key not in results:
                         todo.append((f"{paper.key}/grid", e))
         tell(f"{name}: {len(todo)} runs to compute")

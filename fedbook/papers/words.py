@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-UP, DOWN = "↑", "↓"
+UP = "↑"
+DOWN = "↓"
 NONE = "–"
 
 # what a metric is called in print, and which way is better

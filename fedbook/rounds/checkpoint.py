@@ -63,7 +63,8 @@ class Checkpoint:
     """
 
     def __init__(self, folder: str | Path, identity: dict[str, Any]) -> None:
-        self.folder, self.identity = Path(folder), identity
+        self.folder = Path(folder)
+        self.identity = identity
         self._head = self.folder / "latest.json"
         self._known: bytes | None = None  # what latest.json said when it was last read or written
         if self.folder.exists() and not self.folder.is_dir():

@@ -38,7 +38,8 @@ def predict(
         return torch.empty(0, device=index.device), index
     was_training = model.training
     model.eval()
-    losses, classes = [], []
+    losses = []
+    classes = []
     for part in index.split(batch):
         known = {name: t[part] for name, t in precomputed.items()}
         with device.autocast():

@@ -285,7 +285,8 @@ def advance(run: Simulation, stack: Stack, turns: list[Local]) -> list[Outcome]:
     tally = Tally()
     done: list[Params] = []
     while True:
-        parts, last = [], []
+        parts = []
+        last = []
         for plan in plans[: stack.clients]:
             part, final = next(plan, (None, False))
             if part is not None:

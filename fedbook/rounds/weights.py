@@ -18,7 +18,8 @@ def add(a: LogWeights, b: LogWeights) -> LogWeights:
     """Log-weights of two factors together; where one names a parameter, the other's rest counts."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a + b
-    first, second = by_name(a), by_name(b)
+    first = by_name(a)
+    second = by_name(b)
     total = {}
     for name in first | second:
         total[name] = first.get(name, first[""]) + second.get(name, second[""])

@@ -74,7 +74,8 @@ def worst(found: Found, method: str) -> Cell:
 
 
 def effects(found: Found) -> list[Effect]:
-    right, few = accuracy(found, 5), accuracy(found, 3)
+    right = accuracy(found, 5)
+    few = accuracy(found, 3)
     h, frozen = (found.cell("fig3", "fedgcr", f"knn_purity_{x}") for x in ("h", "frozen"))
     return [
         Effect(

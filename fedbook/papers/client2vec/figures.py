@@ -181,7 +181,7 @@ def ladder(spec: Spec, runs: Sequence[Run]) -> Drawn:
     for ax, (s, d) in zip(axes, pairs):
         told += _lines(ax, spec, runs, option="case_studies", dataset=d, strategy=s, say="+{}")
     what = "Accuracy in percent as case studies are added, marker per algorithm."
-    return _finish(fig, axes, spec, runs, told, what)
+    return _finish(fig, axes, spec=spec, runs=runs, told=told, what=what)
 
 
 def sweeps(spec: Spec, runs: Sequence[Run]) -> Drawn:
@@ -199,7 +199,7 @@ def sweeps(spec: Spec, runs: Sequence[Run]) -> Drawn:
         "Accuracy in percent against the weight of the local regulariser and the sampling "
         "temperature, marker per algorithm."
     )
-    return _finish(fig, axes, spec, runs, told, what)
+    return _finish(fig, axes, spec=spec, runs=runs, told=told, what=what)
 
 
 def epochs_and_aggregation(spec: Spec, runs: Sequence[Run]) -> Drawn:
@@ -218,7 +218,7 @@ def epochs_and_aggregation(spec: Spec, runs: Sequence[Run]) -> Drawn:
         "Accuracy in percent against index epochs, and with improved aggregation alone, marker per "
         "algorithm."
     )
-    return _finish(fig, axes, spec, runs, told, what)
+    return _finish(fig, axes, spec=spec, runs=runs, told=told, what=what)
 
 
 def local_training(spec: Spec, runs: Sequence[Run]) -> Drawn:
