@@ -32,7 +32,6 @@ if "google.colab" in sys.modules:  # install the book; keep Colab's torch, numpy
     keep = [f"{{name}}=={{version(name)}}" for name in ("torch", "torchvision", "numpy", "pandas")]
     if run([sys.executable, "-m", "pip", "install", "-q", book, *keep]).returncode:
         raise SystemExit("fedbook could not be installed: pip says why above.")
-
 import fedbook
 
 if not hasattr(fedbook, "__version__"):
