@@ -327,7 +327,8 @@ def test_a_stage_that_does_nothing_is_fedavg(toy):
     """Every hook is optional."""
     stage = Stage()
     assert not any(
-        stage.overrides(hook) for hook in ("adapt", "once", "measure", "prepare", "send", "begin")
+        stage.overrides(hook)
+        for hook in ("tell", "announce", "adapt", "once", "measure", "prepare", "send", "begin")
     )
-    assert methods.get("fedmix").objective[0].overrides("once")
+    assert methods.get("fedmix").objective[0].overrides("tell")
     assert not methods.get("fedprox").objective[1].overrides("measure")
