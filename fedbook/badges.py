@@ -95,4 +95,4 @@ def _address(book: dict[str, Any], repo: str, name: str) -> None:
     title["source"] = text.splitlines(keepends=True)
     first = next(cell for cell in book["cells"] if cell["cell_type"] == "code")
     first["source"] = first_cell(repo).splitlines(keepends=True)
-    first["metadata"] = {"jupyter": {"source_hidden": True}, "tags": ["remove-cell"]}
+    first["metadata"] |= {"jupyter": {"source_hidden": True}, "tags": ["remove-cell"]}

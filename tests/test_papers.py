@@ -386,7 +386,7 @@ def test_a_figure_is_saved_whole_with_its_description(tmp_path):
     assert Image.open(paths[0]).info["Description"] == "two lines that rise"
     assert (tmp_path / "figures" / "demo.txt").read_text() == "two lines that rise\n"
     (tmp_path / "file").write_text("")
-    with pytest.raises(FedbookError, match="--figures"):
+    with pytest.raises(FedbookError, match="another folder"):
         plots.save(ax.figure, "demo", "", tmp_path / "file" / "deeper")
 
 
@@ -489,6 +489,7 @@ def test_every_stored_trial_is_asked_for(key):
     for method, tried in scores(paper, "laptop", results).items():
         first = paper.grid.first(method)
         options = first + (paper.grid.second(method, best(tried)) if len(tried) else [])
+        options += [{**first[0], "lr": lr} for lr in paper.grid.more_lr]  # some tried these too
         for o in options:
             for setting in paper.grid.on:
                 asked.add(trial(paper, "laptop", method, o, setting).key)
