@@ -21,7 +21,7 @@ from fedbook.rounds.evaluation import Scores, evaluate, precompute
 from fedbook.rounds.params import Params, clone, copy_into, shared_state
 from fedbook.rounds.record import Record, Traffic
 from fedbook.rounds.seeds import generator, stream
-from fedbook.rounds.stages import Local, Method, Report, State, numbered
+from fedbook.rounds.stages import CrossEntropy, Local, Method, Report, State, numbered
 from fedbook.rounds.weights import LogWeights, WeightedSum, Weights, add
 
 SCORES = ("loss", "acc", "f1")
@@ -283,7 +283,8 @@ class Clients(Half):
                 f"the model cannot take samples of shape {self.federation.input_shape}: {error}",
                 "build it for this federation: models.build(name, federation)",
             ) from error
-        if not fits:
+        labels = any(isinstance(term, CrossEntropy) for term in self.method.objective)
+        if labels and not fits:
             raise FedbookError(
                 f"the model answers with shape {tuple(logits.shape)}, there are "
                 f"{self.federation.num_classes} classes",
