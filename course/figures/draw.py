@@ -174,9 +174,9 @@ def trained():
     for name, options in (
         ("00.3 dif 1", {"dif": 1}),
         ("00.3 dif 10", {"dif": 10}),
-        ("00.4 cnn, dif 10, 16 rounds", {"dif": 10, "model": "cnn", "rounds": 16}),
-        ("00.4 mlp, dif 10, 16 rounds", {"dif": 10, "rounds": 16}),
         ("02.3 order turned round", {"dif": 10, "order": [4, 3, 2, 1, 0]}),
+        ("00.4 mlp, dif 10, 16 rounds", {"dif": 10, "rounds": 16}),
+        ("00.4 cnn, dif 10, 16 rounds", {"dif": 10, "model": "cnn", "rounds": 16}),
     ):
         found, by_type = run(**options)
         keys = ("avg_client", "avg_type", "sigma_type", "worst_client")
