@@ -162,7 +162,7 @@ def trained():
     dataset = data.load("digits5_offline", size=16)
 
     def run(model="mlp", rounds=8, **options):
-        federation = federate(dataset, "by_domain", sizes="rule", scale=0.3, **options)
+        federation = federate(dataset, "by_domain", sizes="rule", scale=0.1, **options)
         method = methods.get("fedavg", lr=0.05, epochs=2)
         made = models.build(model, federation)
         done = simulate(method, federation, made, rounds, 0, evaluate_every=rounds, quiet=True).run()
@@ -174,9 +174,9 @@ def trained():
     for name, options in (
         ("00.3 dif 1", {"dif": 1}),
         ("00.3 dif 10", {"dif": 10}),
-        ("00.4 cnn, dif 10, 20 rounds", {"dif": 10, "model": "cnn", "rounds": 20}),
-        ("00.4 mlp, dif 10, 20 rounds", {"dif": 10, "rounds": 20}),
         ("02.3 order turned round", {"dif": 10, "order": [4, 3, 2, 1, 0]}),
+        ("00.4 mlp, dif 10, 16 rounds", {"dif": 10, "rounds": 16}),
+        ("00.4 cnn, dif 10, 16 rounds", {"dif": 10, "model": "cnn", "rounds": 16}),
     ):
         found, by_type = run(**options)
         keys = ("avg_client", "avg_type", "sigma_type", "worst_client")

@@ -114,13 +114,9 @@ SYMBOLS = (
     ("w", "09", "weight of the local loss (iii)", "`weight`"),
     ("Z_u, E_u", "07", "prompt tokens and patch tokens after layer u", ""),
     ("z", "03, 05", "feature that enters the classifier", "`batch.z`"),
-    (
-        "z_0, z_prev",
-        "05",
-        "z of the received, and of the last local, parameters",
-        "`ModelContrast`",
-    ),
+    ("z_0", "05", "z under the received parameters", "`ModelContrast`"),
     ("z_j", "08", "part of sample j's embedding that the label explains", "`decompose`"),
+    (r"z_\text{prev}", "05", "z under the client's last local parameters", "`ModelContrast`"),
 )
 
 TERMS = (
