@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-LONGEST = 300
+LONGEST = 1000
 
 
 class FedbookError(Exception):

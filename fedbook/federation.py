@@ -590,6 +590,14 @@ def _samples(pair: Any, whose: str) -> tuple[Tensor, Tensor]:
     return x.float() if x.dtype == torch.float64 else x, y.long()
 
 
+def _plain(value: Any) -> Any:
+    """What JSON does not know: arrays as lists, the rest as it is written."""
+    try:
+        return list(value)
+    except TypeError:
+        return repr(value)
+
+
 def federate(
     dataset: Dataset,
     how: str = "by_domain",
@@ -614,7 +622,7 @@ def federate(
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise FedbookError(f"seed must be a whole number of at least 0, got {seed!r}", "try seed=0")
     note = {
-        "partition": {"name": how, "seed": seed, **json.loads(json.dumps(options, default=list))}
+        "partition": {"name": how, "seed": seed, **json.loads(json.dumps(options, default=_plain))}
     }
     rows = dataset.train
     of_test = None

@@ -15,7 +15,7 @@ from fedbook.errors import FedbookError
 
 REASONS = {
     errno.ENOSPC: "no space left",
-    errno.EDQUOT: "no space left (quota)",
+    getattr(errno, "EDQUOT", errno.ENOSPC): "no space left",
     errno.EFBIG: "no space left (limit of a file's size)",
     errno.EACCES: "no permission",
     errno.EPERM: "no permission",
@@ -42,7 +42,7 @@ def write_atomically(path: str | Path, hint: str = ELSEWHERE) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield part
-        with open(part, "rb") as file:
+        with open(part, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(part, path)
     except Exception as error:

@@ -214,6 +214,14 @@ def test_a_checkpoint_that_was_edited_is_refused(toy, tmp_path, harm, said):
         run(toy, tmp_path)
 
 
+def test_what_a_killed_process_left_goes_with_the_next_save(toy, tmp_path):
+    run(toy, tmp_path, rounds=1)
+    (tmp_path / ".state-000002.1-2.part.safetensors").write_bytes(b"half")
+    run(toy, tmp_path, rounds=2)
+    names = {p.name for p in tmp_path.iterdir()}
+    assert names == {"latest.json", "records.jsonl", "state-000002.safetensors"}
+
+
 def test_keys_with_slashes_do_not_meet():
     tensors = {}
     nest = ck.flatten({"a": {"b": torch.zeros(1)}, "a/b": torch.ones(1)}, tensors)

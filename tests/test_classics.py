@@ -376,3 +376,10 @@ def test_fedadam_replaces_buffers_and_sends_nothing_more(toy):
 def test_fedadam_refuses_wrong_settings(wrong):
     with pytest.raises(FedbookError, match="FedAdam needs"):
         methods.get("fedadam", **wrong)
+
+
+def test_fedprox_by_default():
+    from fedbook.methods.fedprox import Proximal
+
+    method = methods.get("fedprox")
+    assert method.name == "fedprox" and method.objective[1] == Proximal() == Proximal(0.01)

@@ -165,6 +165,13 @@ def test_list_shape(call):
     assert code == 0 and len(out.splitlines()) == len(entries) + 1 and "fgpt/table11" in out
 
 
+def test_lines_of_other_programs_are_left_alone(call, tmp_path):
+    Store(tmp_path / "results").append(
+        {"key": config_key({"a": 1}), "config": {"a": 1}, "metrics": {}, "spec": "x"}, "foreign"
+    )
+    assert call("list")[0] == 0 and call("claims grp_fed")[0] == 0
+
+
 def test_claims_shape(call):
     code, out, _ = call("claims --json")
     verdicts = json.loads(out)

@@ -342,7 +342,5 @@ def test_the_worst_client_gains(name, toy):
 
 
 def test_stages_have_their_methods_defaults():
-    from fedbook.methods.q_ffl import DynamicStep, LossPower
-
     method = methods.get("q_ffl")
     assert method.update == DynamicStep() and method.weigh == (LossPower(),)

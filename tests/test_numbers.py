@@ -14,6 +14,7 @@ from torch import nn
 from fedbook import FedbookError, Federation, methods, metrics, models, simulate
 from fedbook.models.convnets import Classifier
 from fedbook.rounds import CrossEntropy, Device, Weigh, evaluate
+from fedbook.rounds.evaluation import score
 
 NAN = float("nan")
 
@@ -113,6 +114,23 @@ def test_weights_beyond_any_float():
     assert normalise([-23000.0, -23000.0], [0, 1]) == [0.5, 0.5]
     assert normalise([23000.0, 0.0], [0, 1]) == [1.0, 0.0]
     assert normalise([-math.inf, 0.0], [0, 1]) == [0.0, 1.0]
+
+
+def test_scores_by_hand():
+    """A client knows one of three classes | its macro-F1 is that class's F1"""
+    scores = score(
+        torch.tensor([0, 0, 0, 1]),
+        3,
+        loss=torch.tensor([1.0, 2.0, 3.0, 4.0]),
+        predicted=torch.tensor([0, 1, 0, 1]),
+        y=torch.tensor([0, 0, 0, 1]),
+        classes=3,
+    )
+    assert scores.acc[:2] == pytest.approx([2 / 3, 1.0]) and scores.loss[:2] == [2.0, 4.0]
+    assert scores.f1[:2] == pytest.approx([0.8, 1.0])  # 2 TP / (2 TP + FN) = 4 / 5
+    assert math.isnan(scores.acc[2]) and math.isnan(scores.loss[2]) and math.isnan(scores.f1[2])
+    own = federation()
+    assert len(evaluate(models.build("linear", own), own).acc) == 2
 
 
 # -- few samples -----------------------------------------------------------------------------------

@@ -38,6 +38,8 @@ class Estimate:
         self.rates: dict[tuple[str, str], list[float]] = {}
         for r in results:
             config = r["config"]
+            if not {"dataset", "model", "method", "rounds"} <= config.keys() or "seconds" not in r:
+                continue  # a line of another program
             for method in (config["method"]["name"], ""):
                 key = self._key(config["dataset"], config["model"], method)
                 self.rates.setdefault(key, []).append(r["seconds"] / config["rounds"])

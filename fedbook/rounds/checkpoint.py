@@ -157,6 +157,7 @@ class Checkpoint:
         with write_atomically(self._head, ELSEWHERE) as part:
             part.write_bytes(content)
         self._known = content
-        for old in self.folder.glob("state-*"):
+        # older states, and what a killed process left half-written
+        for old in (*self.folder.glob("state-*"), *self.folder.glob(".*.part.*")):
             if old.name != name:
                 old.unlink()

@@ -270,7 +270,7 @@ class Clients(Half):
     @torch.no_grad()
     def _try(self) -> None:
         """Ask the model about one sample: what cannot answer is refused before anything starts."""
-        if self.federation.x.is_meta:
+        if self.federation.x.is_meta or self.device.compile:
             return
         index = self.federation.clients[0].train[:1]
         known = {name: t[index] for name, t in self.precomputed.items()}
