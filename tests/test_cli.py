@@ -147,7 +147,8 @@ def test_dry_run_prints_the_settings_and_trains_nothing(call, tmp_path):
     )
     assert not (tmp_path / "results").exists()
     code, out, _ = call(RUN + " --dry-run --partition iid --set partition.clients=4")
-    assert "4 of 1 types, 32 training samples" in out and "TFLOP" in out
+    assert "clients      4 of " in out and "32 to 32 training samples each" in out
+    assert "TFLOP" in out
     code, out, _ = call("run fedavg pacs --scale paper --dry-run --json")
     config = json.loads(out)["config"]
     assert (config["rounds"], config["method"]["lr"], config["dataset"]["size"]) == (50, 1e-3, 224)
