@@ -8,7 +8,7 @@ import numpy as np
 
 from fedbook import plots
 from fedbook.papers import client2vec
-from fedbook.papers.client2vec.figures import _mark_domains, gap
+from fedbook.papers.client2vec.figures import mark_domains, gap
 from fedbook.papers.client2vec.scales import SMOKE
 from fedbook.papers.evidence import Cell, above
 from fedbook.papers.paper import Scale
@@ -67,7 +67,7 @@ def heat_map(found: Found, strategy: str) -> Picture:
     within, across = gap(cosines, types[order])
     fig, (ax,) = plots.panels(1, height=3.8)
     shown = ax.imshow(cosines, vmin=min(0.0, cosines.min()), vmax=1, interpolation="nearest")
-    _mark_domains(ax, types[order], run.metrics["type_names"])
+    mark_domains(ax, types[order], run.metrics["type_names"])
     fig.colorbar(shown, ax=ax, shrink=0.8, label="cosine similarity")
     said = f"{within:.2f} within a style, {across:.2f} across styles"
     return Picture(

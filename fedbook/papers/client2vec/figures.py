@@ -63,7 +63,7 @@ def index_maps(spec: Spec, runs: Sequence[Run]) -> Drawn:
         picture = None
         for ax, (name, cosines, types, names) in zip(axes, maps):
             picture = ax.imshow(cosines, vmin=low, vmax=1, interpolation="nearest")
-            _mark_domains(ax, types, names)
+            mark_domains(ax, types, names)
             within, across = gap(cosines, types)
             ax.set(title=f"{name}\nwithin {within:.2f}, across {across:.2f}")
             means = f"mean within a domain {within:.2f}, across domains {across:.2f}"
@@ -74,7 +74,7 @@ def index_maps(spec: Spec, runs: Sequence[Run]) -> Drawn:
     return fig, f"{what} {'; '.join(told)}."
 
 
-def _mark_domains(ax: Any, types: np.ndarray, names: Sequence[str]) -> None:
+def mark_domains(ax: Any, types: np.ndarray, names: Sequence[str]) -> None:
     """White lines between domains, their names in the middle."""
     for edge in np.flatnonzero(np.diff(types)) + 0.5:
         ax.axhline(edge, color="white", lw=0.8)
