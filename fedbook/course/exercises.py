@@ -254,6 +254,28 @@ def _generalisation() -> float:
 
 
 FAR = np.array([1.0, 4.0, 9.0, 16.0])
+def _fgpt_bytes() -> int:
+    return 4 * (4 * 192 + 8 * 192 + 192 * 10 + 10)
+
+
+def _two_means() -> list[float]:
+    from fedbook.metrics import avg_client, avg_type
+
+    accuracies = [0.9] * 7 + [0.3]
+    return [avg_client(accuracies), avg_type(accuracies, [0] * 7 + [1])]
+
+
+def _weights_by_loss() -> np.ndarray:
+    demand = np.array([10, 20, 10]) * np.array([2, 1, 2])
+    return demand / demand.sum()
+
+
+def _half_width() -> float:
+    from fedbook.papers.evidence import quantile
+
+    return quantile(0.975, 3) * float(np.std([2, 4, 6], ddof=1)) / 3**0.5
+
+
 EXERCISES: dict[str, Exercise] = {
     "00.1": Exercise(
         _avg_type,
@@ -495,6 +517,32 @@ EXERCISES: dict[str, Exercise] = {
         (
             "Write the harmonic mean 2ab / (a + b) with a = 0.9 and unknown b.",
             "Multiply by the denominator and collect the terms with b.",
+        ),
+    ),
+    "11.1": Exercise(
+        _fgpt_bytes,
+        (
+            "Count the numbers first: prompts, group prompts, the head with its bias.",
+            "A prompt and a group prompt have d = 192 numbers each.",
+            "A number of single precision has four bytes.",
+        ),
+    ),
+    "11.2": Exercise(
+        _two_means,
+        (
+            "The mean over clients counts every client once.",
+            "The mean over types counts every style once, whoever many clients it has.",
+        ),
+    ),
+    "12.1": Exercise(
+        _weights_by_loss,
+        ("Multiply size and loss of each client.", "Divide by the sum of the three."),
+    ),
+    "12.2": Exercise(
+        _half_width,
+        (
+            "The standard deviation of the three differences, with n - 1.",
+            "Divide by the root of n, multiply by t.",
         ),
     ),
 }
