@@ -200,7 +200,7 @@ def test_a_damaged_file_is_computed_anew(federation, tmp_path):
 def test_a_failed_write_leaves_nothing_behind(federation, tmp_path, monkeypatch):
     import safetensors.torch
 
-    def fail(tensors, path, metadata=None):
+    def fail(tensors, path, metadata):
         path.write_bytes(b"half")
         raise OSError("disk full")
 

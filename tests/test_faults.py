@@ -463,7 +463,7 @@ def test_two_processes_download_one_file(server, root, tmp_path):  # noqa: F811
 
 def test_a_download_is_killed_and_goes_on(server, root, tmp_path):  # noqa: F811
     """A download is killed (-9) in the middle | the next one asks for the rest only"""
-    server.stall = 500_000
+    server.stall = 1_500_000  # what is read at once is a megabyte
     process = start(fetch, server.url + "f.bin", tmp_path / "f.bin")
     part = tmp_path / "f.bin.part"
     until(lambda: part.exists() and part.stat().st_size > 0)

@@ -142,8 +142,11 @@ def _outcomes(
             raise FedbookError("a worker process died (out of memory?)", hint)
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
-        for child in set(multiprocessing.active_children()) - others:
+        ours = set(multiprocessing.active_children()) - others
+        for child in ours:
             child.terminate()
+        for child in ours:
+            child.join(10)
         raise
     finally:
         pool.shutdown()
