@@ -54,7 +54,7 @@ def simulated(e: Experiment, **changes):
 
 
 def test_flowers_simulation_ends_where_ours_does(tmp_path):
-    names = ["fedavg", "scaffold", "fedgcr", "fgpt", "grp_fed", "fedmix"]
+    names = ["fedavg", "scaffold", "fedgcr", "fgpt"]
     found = compare.by_ray(names, tmp_path)
     for name in names:
         loop = compare.by_simulate(name, "loop")
@@ -112,10 +112,10 @@ def finished(app):
 
 def test_a_node_that_is_killed_is_left_out_and_comes_back_with_its_memory(link, tmp_path):
     """SCAFFOLD: what a client remembers moves the global model, so a lost memory would show."""
-    e = small("scaffold", rounds=6)
+    e = small("scaffold", rounds=5)
     app = new(tmp_path / "app", e)
     link.log("run").unlink(missing_ok=True)
-    run = link.begin(app, evaluate_every=6, timeout=45)
+    run = link.begin(app, evaluate_every=5, timeout=30)
     while finished(app) < 1 and run.poll() is None:
         time.sleep(0.2)
     link.kill(2)  # in round 2
@@ -125,7 +125,7 @@ def test_a_node_that_is_killed_is_left_out_and_comes_back_with_its_memory(link, 
     run.wait(LIMIT)
     said = link.log("run").read_text()
     params, records = compare.result(app / "run")
-    assert [r.round for r in records] == [1, 2, 3, 4, 5, 6], said[-2000:]
+    assert [r.round for r in records] == [1, 2, 3, 4, 5], said[-2000:]
     missing = tuple(r.round for r in records if r.log.get("missing") == [2])
     assert 2 in missing and records[-1].participants == [0, 1, 2, 3]
     assert "went on without clients [2]" in said
