@@ -54,7 +54,7 @@ def metrics(e, rng):
     groups = e.model.get("groups", 1)
     counts = rng.integers(1, 9, (5, groups)).tolist()
     found["served"] = {"counts": counts, "images": [[g, g + 1] for g in range(groups)]}
-    found["served"] |= {"nmi_type": 0.3, "nmi_class": 0.1}
+    found["served"] |= {"tells_type": 0.3, "tells_class": 0.1}
     return found
 
 

@@ -72,7 +72,7 @@ def looked_into(found: Found) -> list[Run]:
 def effects(found: Found) -> list[Effect]:
     told = {}
     for name in ("type", "class"):
-        values = {run.seed: run.metrics["served"][f"nmi_{name}"] for run in looked_into(found)}
+        values = {run.seed: run.metrics["served"][f"tells_{name}"] for run in looked_into(found)}
         told[name] = Cell(values)
     return [
         Effect(
@@ -99,14 +99,15 @@ def gallery(found: Found) -> Picture:
     x = load_dataset(json.dumps(run.experiment.dataset)).x
     columns = max(map(len, rows))
     with plots.style() as plt:
-        size = (4.4, 0.5 * len(rows))
-        fig, grid = plt.subplots(len(rows), columns, figsize=size, layout="constrained")
+        size = (4.4, 0.45 * len(rows))
+        fig, grid = plt.subplots(len(rows), columns, figsize=size, squeeze=False)
+        fig.subplots_adjust(left=0.08, right=1, bottom=0, top=1, hspace=0.1, wspace=0.1)
         for g, line in enumerate(grid):
             for ax in line:
                 ax.set_axis_off()
             for ax, i in zip(line, rows[g]):
                 ax.imshow(x[i].permute(1, 2, 0))
-            line[0].text(-8, 16, f"{g + 1}", ha="right", va="center", fontsize=9)
+            fig.text(0.04, 1 - (g + 0.5) / len(rows), str(g + 1), ha="center", va="center")
     return Picture(
         figure=fig,
         title="The images a group prompt serves",
