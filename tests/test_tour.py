@@ -162,16 +162,16 @@ def small(federation, name, method, measure, **options):
     return run, found
 
 
-def test_served_counts_every_test_image_once(images):
+def test_served_counts_every_training_image_once(images):
     run, found = small(images, "fgpt", "fgpt", build("served"), groups=3)
     told = found["served"]
     chosen = {}
     for c in images.clients:
-        group = run.model.select(run.precomputed["cls"][c.test])[:, 0].tolist()
-        chosen |= dict(zip(c.test.tolist(), group))
+        group = run.model.select(run.precomputed["cls"][c.train])[:, 0].tolist()
+        chosen |= dict(zip(c.train.tolist(), group))
     by_type = np.zeros((2, 3), dtype=int)
     for c in images.clients:
-        for i in c.test.tolist():
+        for i in c.train.tolist():
             by_type[c.type, chosen[i]] += 1
     assert told["counts"] == by_type.tolist()
     for g, shown in enumerate(told["images"]):

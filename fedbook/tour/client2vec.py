@@ -8,7 +8,7 @@ import numpy as np
 
 from fedbook import plots
 from fedbook.papers import client2vec
-from fedbook.papers.client2vec.figures import mark_domains, gap
+from fedbook.papers.client2vec.figures import gap, mark_domains
 from fedbook.papers.client2vec.scales import SMOKE
 from fedbook.papers.evidence import Cell, above
 from fedbook.papers.paper import Scale

@@ -93,7 +93,7 @@ def pictures(found: Found) -> list[Picture]:
 
 
 def gallery(found: Found) -> Picture:
-    """The test images nearest to each key."""
+    """The training images nearest to each key."""
     run = looked_into(found)[0]
     rows = run.metrics["served"]["images"]
     x = load_dataset(json.dumps(run.experiment.dataset)).x
@@ -111,7 +111,7 @@ def gallery(found: Found) -> Picture:
     return Picture(
         figure=fig,
         title="The images a group prompt serves",
-        caption=f"Each line: the test images nearest to the fixed key of one of {len(rows)} groups "
+        caption=f"Each line: the training images nearest to the fixed key of one of {len(rows)} groups "
         "among those that chose it, seed 0. Nobody told the keys about styles.",
         alt=f"{len(rows)} lines of small digit images, one line per group prompt; most lines "
         "share a style: white on black, coloured, or pale house numbers.",
@@ -119,7 +119,7 @@ def gallery(found: Found) -> Picture:
 
 
 def whom(found: Found) -> Picture:
-    """Share of each style's test images that a group serves."""
+    """Share of each style's training images that a group serves."""
     run = looked_into(found)[0]
     counts = np.array(run.metrics["served"]["counts"], dtype=float)
     names = run.metrics["type_names"]
@@ -130,7 +130,7 @@ def whom(found: Found) -> Picture:
     ax.set_xticks(range(share.shape[1]), range(1, share.shape[1] + 1))
     ax.set(xlabel="group prompt")
     ax.grid(False)
-    fig.colorbar(shown, ax=ax, shrink=0.8, label="test images of the style (%)")
+    fig.colorbar(shown, ax=ax, shrink=0.8, label="images of the style (%)")
     top = [
         f"{name} mostly by {int(row.argmax()) + 1} ({row.max():.0f} %)"
         for name, row in zip(names, share)
@@ -138,7 +138,7 @@ def whom(found: Found) -> Picture:
     return Picture(
         figure=fig,
         title="Who uses which group prompt",
-        caption="Share of each style's test images that choose a group, seed 0. Clients of one "
+        caption="Share of each style's training images that choose a group, seed 0. Clients of one "
         "style share prompts without knowing of each other.",
         alt=f"Heat map of styles by group prompts: {'; '.join(top)}.",
     )

@@ -14,14 +14,14 @@ NEAREST = 8
 
 @register("served")
 class Served(Measure):
-    """Which test images choose which group prompt at the end."""
+    """Which training images choose which group prompt at the end."""
 
     def end(self, run: Simulation, found: dict[str, Any]) -> None:
         found["served"] = served(run)
 
 
 def served(run: Simulation) -> dict[str, Any]:
-    """Test images by type and group prompt, the images nearest to each key among those that chose
+    """Training images by type and group prompt, the images nearest to each key among those that chose
     it, and how much the groups tell of types and of classes (mutual information, adjusted for what
     chance would give).
     """
@@ -32,8 +32,8 @@ def served(run: Simulation) -> dict[str, Any]:
 
     model = FGPT.of(run.model).eval()
     clients = run.federation.clients
-    type_of = {i: c.type for c in clients for i in c.test.tolist()}  # clients may share images
-    index = torch.tensor(sorted(type_of), device=clients[0].test.device)
+    type_of = {i: c.type for c in clients for i in c.train.tolist()}  # clients may share images
+    index = torch.tensor(sorted(type_of), device=clients[0].train.device)
     kind = torch.tensor([type_of[i] for i in index.tolist()])
     with torch.no_grad():
         near = model.similarity(run.precomputed["cls"][index]).cpu()
