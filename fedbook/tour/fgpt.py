@@ -111,8 +111,8 @@ def gallery(found: Found) -> Picture:
     return Picture(
         figure=fig,
         title="The images a group prompt serves",
-        caption=f"Each line: the training images nearest to the fixed key of one of {len(rows)} groups "
-        "among those that chose it, seed 0. Nobody told the keys about styles.",
+        caption="Each line: the training images nearest to the fixed key of one of "
+        f"{len(rows)} groups among those that chose it, seed 0. Nobody told the keys of styles.",
         alt=f"{len(rows)} lines of small digit images, one line per group prompt; most lines "
         "share a style: white on black, coloured, or pale house numbers.",
     )

@@ -21,9 +21,9 @@ class Served(Measure):
 
 
 def served(run: Simulation) -> dict[str, Any]:
-    """Training images by type and group prompt, the images nearest to each key among those that chose
-    it, and how much the groups tell of types and of classes (mutual information, adjusted for what
-    chance would give).
+    """Training images by type and group prompt, the images nearest to each key among those that
+    chose it, and how much the groups tell of types and of classes (mutual information, adjusted for
+    what chance would give).
     """
     import torch
     from sklearn.metrics import adjusted_mutual_info_score
