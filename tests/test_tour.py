@@ -87,7 +87,8 @@ def test_the_quick_scale_changes_no_run_of_the_papers():
         for name, spec in stop.specs.items():
             whole = stop.paper.specs[f"{stop.paper.key}/{name}"]
             theirs = {r.experiment.key for r in whole.plan("laptop")}
-            assert {r.experiment.key for r in spec.plan("laptop")} <= theirs
+            printed = [r for r in spec.plan("laptop") if r.row in whole.rows]
+            assert {r.experiment.key for r in printed} <= theirs
 
 
 def test_every_effect_holds_with_numbers_in_the_papers_favour(seen):
