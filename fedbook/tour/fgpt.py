@@ -72,7 +72,7 @@ def looked_into(found: Found) -> list[Run]:
 def effects(found: Found) -> list[Effect]:
     told = {}
     for name in ("type", "class"):
-        values = {run.seed: run.metrics["served"][f"nmi_{name}"] for run in looked_into(found)}
+        values = {run.seed: run.metrics["served"][f"tells_{name}"] for run in looked_into(found)}
         told[name] = Cell(values)
     return [
         Effect(
@@ -93,32 +93,33 @@ def pictures(found: Found) -> list[Picture]:
 
 
 def gallery(found: Found) -> Picture:
-    """The test images nearest to each key."""
+    """The training images nearest to each key."""
     run = looked_into(found)[0]
     rows = run.metrics["served"]["images"]
     x = load_dataset(json.dumps(run.experiment.dataset)).x
     columns = max(map(len, rows))
     with plots.style() as plt:
-        size = (4.4, 0.5 * len(rows))
-        fig, grid = plt.subplots(len(rows), columns, figsize=size, layout="constrained")
+        size = (4.4, 0.45 * len(rows))
+        fig, grid = plt.subplots(len(rows), columns, figsize=size, squeeze=False)
+        fig.subplots_adjust(left=0.08, right=1, bottom=0, top=1, hspace=0.1, wspace=0.1)
         for g, line in enumerate(grid):
             for ax in line:
                 ax.set_axis_off()
             for ax, i in zip(line, rows[g]):
                 ax.imshow(x[i].permute(1, 2, 0))
-            line[0].text(-8, 16, f"{g + 1}", ha="right", va="center", fontsize=9)
+            fig.text(0.04, 1 - (g + 0.5) / len(rows), str(g + 1), ha="center", va="center")
     return Picture(
         figure=fig,
         title="The images a group prompt serves",
-        caption=f"Each line: the test images nearest to the fixed key of one of {len(rows)} groups "
-        "among those that chose it, seed 0. Nobody told the keys about styles.",
+        caption="Each line: the training images nearest to the fixed key of one of "
+        f"{len(rows)} groups among those that chose it, seed 0. Nobody told the keys of styles.",
         alt=f"{len(rows)} lines of small digit images, one line per group prompt; most lines "
         "share a style: white on black, coloured, or pale house numbers.",
     )
 
 
 def whom(found: Found) -> Picture:
-    """Share of each style's test images that a group serves."""
+    """Share of each style's training images that a group serves."""
     run = looked_into(found)[0]
     counts = np.array(run.metrics["served"]["counts"], dtype=float)
     names = run.metrics["type_names"]
@@ -129,7 +130,7 @@ def whom(found: Found) -> Picture:
     ax.set_xticks(range(share.shape[1]), range(1, share.shape[1] + 1))
     ax.set(xlabel="group prompt")
     ax.grid(False)
-    fig.colorbar(shown, ax=ax, shrink=0.8, label="test images of the style (%)")
+    fig.colorbar(shown, ax=ax, shrink=0.8, label="images of the style (%)")
     top = [
         f"{name} mostly by {int(row.argmax()) + 1} ({row.max():.0f} %)"
         for name, row in zip(names, share)
@@ -137,7 +138,7 @@ def whom(found: Found) -> Picture:
     return Picture(
         figure=fig,
         title="Who uses which group prompt",
-        caption="Share of each style's test images that choose a group, seed 0. Clients of one "
+        caption="Share of each style's training images that choose a group, seed 0. Clients of one "
         "style share prompts without knowing of each other.",
         alt=f"Heat map of styles by group prompts: {'; '.join(top)}.",
     )

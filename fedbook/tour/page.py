@@ -152,6 +152,14 @@ def _effect(effect: Effect, judged: Sequence[Judged]) -> str:
     return said
 
 
+def _told(j: Judged) -> str:
+    """What the stored runs say of a claim, in a few words."""
+    if not j.checks:
+        return "no results yet"
+    counts = ", ".join(f"{n} {verdict}" for verdict, n in j.counts.items())
+    return f"checks: {counts}; {j.share:.0%} of the seeds point the paper's way"
+
+
 def _figure(key: str, number: int, picture: Picture) -> str:
     buffer = io.BytesIO()
     with plots.style():
