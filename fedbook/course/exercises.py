@@ -254,6 +254,8 @@ def _generalisation() -> float:
 
 
 FAR = np.array([1.0, 4.0, 9.0, 16.0])
+
+
 def _fgpt_bytes() -> int:
     return 4 * (4 * 192 + 8 * 192 + 192 * 10 + 10)
 
