@@ -98,6 +98,9 @@ def gallery(found: Found) -> Picture:
     rows = run.metrics["served"]["images"]
     x = load_dataset(json.dumps(run.experiment.dataset)).x
     columns = max(map(len, rows))
+    counts = np.array(run.metrics["served"]["counts"])
+    names = run.metrics["type_names"]
+    most = [f"{g + 1} {names[int(c.argmax())]}" for g, c in enumerate(counts.T) if c.any()]
     with plots.style() as plt:
         size = (4.4, 0.45 * len(rows))
         fig, grid = plt.subplots(len(rows), columns, figsize=size, squeeze=False)
@@ -113,8 +116,8 @@ def gallery(found: Found) -> Picture:
         title="The images a group prompt serves",
         caption="Each line: the training images nearest to the fixed key of one of "
         f"{len(rows)} groups among those that chose it, seed 0. Nobody told the keys of styles.",
-        alt=f"{len(rows)} lines of small digit images, one line per group prompt; most lines "
-        "share a style: white on black, coloured, or pale house numbers.",
+        alt=f"{len(rows)} lines of small digit images, one line per group prompt. Most frequent "
+        f"style of the images that chose it: {'; '.join(most)}.",
     )
 
 

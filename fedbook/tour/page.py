@@ -146,9 +146,8 @@ def _effect(effect: Effect, judged: Sequence[Judged]) -> str:
     stored = [j for j in judged if j.claim.id in effect.claims]
     if stored and not effect.holds:
         said += " So small a run does not show it. The stored laptop results say: "
-        said += "; ".join(
-            f"{escape(j.claim.id)} {_badge(j.verdict)} ({escape(j.note)})" for j in stored
-        )
+        told = [f"{escape(j.claim.id)} {_badge(j.verdict)} ({escape(_told(j))})" for j in stored]
+        said += "; ".join(told)
     return said
 
 
