@@ -157,7 +157,7 @@ class Work:
         added = {k: v for k, v in report.values.items() if k not in before}
         answer = reply(message, values=added)
         answer.content["parameters"] = arrays(upload)
-        seen = {"num-examples": report.size}
+        seen: dict[str, Any] = {"num-examples": report.size}
         seen |= {"train_loss": report.train_loss, "train_acc": report.train_acc}
         answer.content["metrics"] = MetricRecord(seen)
         return answer

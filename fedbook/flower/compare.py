@@ -274,10 +274,10 @@ def compare(engines: Iterable[str], folder: Path | None = None) -> int:
         if "deployment" in asked:
             began = time.perf_counter()
             with Loopback(Path(scratch) / "link", CLIENTS) as link:
-                up = time.perf_counter() - began
+                started = time.perf_counter() - began
                 for name in DEPLOYED:
                     found = by_processes(name, link, Path(scratch))
-                    found.start += up
+                    found.start += started
                     lines.append(line(name, "deployment", found, loop[name]))
     store(lines, folder)
     print((folder / "flower.md").read_text())

@@ -251,7 +251,7 @@ def certificates(folder: Path) -> tuple[str, str, str]:
         )
 
     def usage(**allowed: bool) -> x509.KeyUsage:
-        every = ("digital_signature", "content_commitment", "key_encipherment")
+        every: tuple[str, ...] = ("digital_signature", "content_commitment", "key_encipherment")
         every += ("data_encipherment", "key_agreement", "key_cert_sign", "crl_sign")
         every += ("encipher_only", "decipher_only")
         return x509.KeyUsage(**{n: allowed.get(n, False) for n in every})

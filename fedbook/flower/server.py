@@ -245,7 +245,12 @@ class FedbookStrategy(Strategy):
 
     # -- messages ----------------------------------------------------------------------------------
     def _message(self, content: RecordDict, node: int, kind: str, t: int) -> Message:
-        settings = {"run": self._run, "round": t, "rounds": self.rounds, "seed": self.seed}
+        settings: dict[str, Any] = {
+            "run": self._run,
+            "round": t,
+            "rounds": self.rounds,
+            "seed": self.seed,
+        }
         settings["counted"] = self._counted(self._ids.get(node))
         content["run"] = ConfigRecord(settings)
         return Message(content, dst_node_id=node, message_type=kind, group_id=str(t))
@@ -382,8 +387,9 @@ class FedbookStrategy(Strategy):
             record.log["missing"] = sorted(self._missing)
             log(WARNING, "round %s went on without clients %s", self._t, sorted(self._missing))
         self._record = record
-        share = zip(weights.default, reports)
-        loss = sum(w * r.train_loss for w, r in share)  # type: ignore[operator]
+        loss = 0.0
+        for w, r in zip(weights.default, reports):
+            loss += w * (r.train_loss or 0.0)
         return arrays(self.params), MetricRecord({"train_loss": loss})
 
     def configure_evaluate(
