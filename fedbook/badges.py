@@ -23,19 +23,19 @@ WRITTEN = re.compile(r"\n\n<sub>Colab: .*?</sub>", re.S)
 FIRST = """\
 import sys
 
-if "google.colab" in sys.modules:  # install the book; keep Colab's torch, numpy and pandas
+if "google.colab" in sys.modules:  # install the book; keep Colab's torch, numpy, pandas
     from importlib.metadata import version
     from os import environ
     from subprocess import run
-
-    book = environ.get("FEDBOOK_ADDRESS", "fedbook[data] @ git+https://github.com/{repo}")
-    keep = [f"{{name}}=={{version(name)}}" for name in ("torch", "torchvision", "numpy", "pandas")]
+    book = "fedbook[data] @ git+https://github.com/{repo}"
+    book = environ.get("FEDBOOK_ADDRESS", book)
+    keep = [f"{{n}}=={{version(n)}}" for n in ("torch", "torchvision", "numpy", "pandas")]
     if run([sys.executable, "-m", "pip", "install", "-q", book, *keep]).returncode:
         raise SystemExit("fedbook could not be installed: pip says why above.")
 import fedbook
 
 if not hasattr(fedbook, "__version__"):
-    raise SystemExit("A folder named fedbook hides the package: rename it, or work elsewhere.")
+    raise SystemExit("A folder named fedbook hides the package: rename it or move away.")
 """
 
 

@@ -61,7 +61,8 @@ judged by what comes out.
 {papers}
 
 Begin with [notebook 00](notebooks/{first}). What the papers claim and what we can tell:
-[claims](claims.md). All figures: [gallery](gallery.md). To teach with it: [course](course.md).
+[claims](claims.md). All figures: [gallery](gallery.md).
+To teach with it: [course](course/TEACH.md).
 
 ```{{toctree}}
 :caption: The book
@@ -82,7 +83,7 @@ gallery
 :caption: To teach and to build on
 :maxdepth: 1
 
-course
+course/TEACH
 architecture
 contributing
 api
@@ -122,14 +123,16 @@ def write_source(root: Path, source: Path) -> None:
         "index.md": _index(notebooks),
         "claims.md": _claims(root),
         "gallery.md": _gallery(root / "figures"),
-        "course.md": _text(root / "course" / "TEACH.md", "# Course\n\nNothing here yet.\n"),
+        "course/TEACH.md": _text(root / "course" / "TEACH.md"),
         "architecture.md": _text(root / "ARCHITECTURE.md"),
         "contributing.md": _text(root / "CONTRIBUTING.md"),
     }
     modules = list(_modules())
     listed = "\n".join(f"api/{name}" for name in modules)
     pages["api.md"] = f"# Reference\n\n```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```\n"
-    (source / "api").mkdir()
+    for folder in ("api", "course"):
+        (source / folder).mkdir()
+    shutil.copytree(root / "course" / "figures", source / "course" / "figures")
     for name in modules:
         pages[f"api/{name}.md"] = _reference(name)
     for name, text in pages.items():
@@ -241,11 +244,11 @@ def _signature(name: str, thing: Any) -> str:
 
 def _modules() -> Iterable[str]:
     """The public modules, two levels deep."""
-    for found in pkgutil.walk_packages(fedbook.__path__, "fedbook."):
+    for found in pkgutil.walk_packages(fedbook.__path__, "fedbook.", onerror=lambda name: None):
         parts = found.name.split(".")
         if len(parts) <= 3 and not any(p.startswith("_") for p in parts) and "cli" not in parts:
             try:
                 importlib.import_module(found.name)
-            except ImportError:
+            except (ImportError, FedbookError):
                 continue  # of an extra that is not installed
             yield found.name

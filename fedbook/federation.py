@@ -222,7 +222,7 @@ class Federation:
         client = self.client(id)
         own = torch.cat([client.train, client.test]).unique()  # sorted: their order stays
         parts = {n: torch.searchsorted(own, getattr(client, n)) for n in ("train", "test")}
-        alone = (dataclasses.replace(client, **parts),)
+        alone = (dataclasses.replace(client, train=parts["train"], test=parts["test"]),)
         return dataclasses.replace(self, x=self.x[own], y=self.y[own], clients=alone)
 
     def roster(self) -> Federation:
@@ -381,9 +381,16 @@ class Federation:
                 )
                 x = f.get_tensor("x")
                 y = f.get_tensor("y")
-            moments = [None if header[k] is None else tuple(header[k]) for k in ("mean", "std")]
-            names = tuple(header["class_names"]), tuple(header["type_names"])
-            return cls(x, y, clients, *names, *moments, header["provenance"])
+            return cls(
+                x=x,
+                y=y,
+                clients=clients,
+                class_names=tuple(header["class_names"]),
+                type_names=tuple(header["type_names"]),
+                mean=None if header["mean"] is None else tuple(header["mean"]),
+                std=None if header["std"] is None else tuple(header["std"]),
+                provenance=header["provenance"],
+            )
         except UNREADABLE + (SafetensorError,) as error:
             raise FedbookError(
                 f"{path} is not a whole federation file: {error}", "save it again"

@@ -17,3 +17,9 @@ def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) ->
 def _row(tag: str, cells: Sequence[Any]) -> str:
     style = ' style="text-align:left"'
     return "<tr>" + "".join(f"<{tag}{style}>{escape(str(c))}</{tag}>" for c in cells) + "</tr>"
+
+
+def figure(png: str, alt: str, caption: str) -> str:
+    """A picture in base64 with its alternative text and caption."""
+    image = f'<img alt="{escape(alt)}" src="data:image/png;base64,{png}" style="max-width:100%">'
+    return f'<figure style="margin:0">{image}<figcaption>{escape(caption)}</figcaption></figure>'

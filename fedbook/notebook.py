@@ -6,11 +6,11 @@ from __future__ import annotations
 import base64
 import io
 import re
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from fedbook.course.answers import answer, hint, summary
 from fedbook.errors import FedbookError
+from fedbook.html import figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,7 +52,7 @@ def show(fig: Figure, alt: str, caption: str = "") -> None:
     png = _png(fig)
     data = {
         "image/png": png,
-        "text/html": _figure(png, alt, caption or _first_sentence(alt)),
+        "text/html": figure(png, alt, caption or _first_sentence(alt)),
         "text/plain": repr(fig),
     }
     display(data, raw=True, metadata={"image/png": {"alt": alt}})
@@ -69,11 +69,6 @@ def _png(fig: Figure) -> str:
     picture = Image.open(whole).convert("RGB")
     picture.quantize(256, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
     return base64.b64encode(small.getvalue()).decode()
-
-
-def _figure(png: str, alt: str, caption: str) -> str:
-    image = f'<img alt="{escape(alt)}" src="data:image/png;base64,{png}" style="max-width:100%">'
-    return f'<figure style="margin:0">{image}<figcaption>{escape(caption)}</figcaption></figure>'
 
 
 def _first_sentence(alt: str) -> str:

@@ -46,7 +46,8 @@ def save_model(run: Simulation, experiment: Experiment, path: str | Path) -> Non
     """
     from safetensors.torch import save_file
 
-    weights = {name: t.detach().cpu().clone() for name, t in run.model.state_dict().items()}
+    state = run.model.state_dict()
+    weights = {name: t.detach().cpu().clone().contiguous() for name, t in state.items()}
     about = describe(run.federation, experiment)
     plain = network(about, wrapped=False).state_dict()
     about["wrapped"] = not set(plain) <= set(weights)

@@ -47,9 +47,10 @@ def test_every_figure_is_described(source):
 
 
 def test_links_between_pages_lead_somewhere(source):
-    for page in source.glob("*.md"):
+    for page in [*source.glob("*.md"), *source.glob("course/*.md")]:
+        beside = page.parent.relative_to(source)
         for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", page.read_text()):
-            known = (source / target).exists() or (ROOT / target).exists()
+            known = (page.parent / target).exists() or (ROOT / beside / target).exists()
             assert known, f"{page.name} links to {target}"
 
 

@@ -239,7 +239,7 @@ def test_what_cannot_go_together_says_so_once(ragged):
 
 def test_an_unknown_engine_is_refused(ragged):
     with pytest.raises(FedbookError, match="unknown engine 'fast'"):
-        simulate(methods.get("fedavg"), ragged, model_for("fedavg", ragged), engine="fast")
+        simulate(methods.get("fedavg"), ragged, model_for("fedavg", ragged).double(), engine="fast")
 
 
 def test_the_global_model_is_untouched_while_clients_train(ragged):

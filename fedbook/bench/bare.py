@@ -95,9 +95,6 @@ class Bare:
         self.x = fed.x
         self.y = fed.y
         self.parts = [c.train for c in fed.clients]
-        std = torch.tensor(fed.std).reshape(1, 3, 1, 1)
-        self.scale = 1 / (255 * std)
-        self.shift = -torch.tensor(fed.mean).reshape(1, 3, 1, 1) / std
 
     def round(self, chosen: list[int], orders: list[Any]) -> None:
         """One round with the given participants and orders of their samples."""
@@ -111,7 +108,7 @@ class Bare:
             optimizer = torch.optim.SGD(self.model.parameters(), lr=LR)
             self.model.train()
             for index in self.parts[k][order].split(BATCH):
-                x = self.x[index].float().mul_(self.scale).add_(self.shift)
+                x = self.x[index].float().div_(255)  # the network normalises
                 loss = F.cross_entropy(
                     self.model(x.contiguous(memory_format=torch.channels_last)), self.y[index]
                 )

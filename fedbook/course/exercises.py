@@ -547,4 +547,12 @@ EXERCISES: dict[str, Exercise] = {
             "Divide by the root of n, multiply by t.",
         ),
     ),
+    "13.1": Exercise(
+        lambda: 20,
+        ("Which stages of FedGCR act before training?", "Each exchange is one message a client."),
+    ),
+    "13.2": Exercise(
+        lambda: 40 / 70,
+        ("Who does not answer does not count.", "The others' samples make up the whole."),
+    ),
 }

@@ -24,9 +24,10 @@ from torch import Tensor, nn
 
 from fedbook.errors import FedbookError
 from fedbook.federation import Federation
+from fedbook.files import write_atomically
 from fedbook.flower.deal import partition_of
 from fedbook.flower.records import CPU, arrays, pack, tensors, unpack
-from fedbook.rounds.checkpoint import flatten, unflatten, write_atomically
+from fedbook.rounds.checkpoint import flatten, unflatten
 from fedbook.rounds.device import Device
 from fedbook.rounds.halves import SCORES, Clients, tell
 from fedbook.rounds.params import Params
@@ -270,9 +271,9 @@ class Turn:
         if path := file_of(self.context, self.run):
             found: dict[str, Tensor] = {}
             nest = flatten(self.kept, found)
-            path.parent.mkdir(parents=True, exist_ok=True)
             owned = {k: t.clone() for k, t in found.items()}
-            write_atomically(path, save(owned, {"nest": json.dumps(nest)}))
+            with write_atomically(path) as part:
+                part.write_bytes(save(owned, {"nest": json.dumps(nest)}))
 
 
 def reply(message: Message, **nests: Any) -> Message:

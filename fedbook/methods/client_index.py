@@ -159,14 +159,14 @@ class ClientIndex:
         """One safetensors file; it appears whole or not at all."""
         from safetensors.torch import save
 
-        from fedbook.rounds.checkpoint import write_atomically
+        from fedbook.files import write_atomically
 
         tensors = {"feature": self.feature.contiguous()}
         if self.label is not None:
             tensors["label"] = self.label.contiguous()
         header = {"sizes": [int(n) for n in self.sizes], "ids": self.ids, "info": self.info}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, save(tensors, {"fedbook": json.dumps(header)}))
+        with write_atomically(path) as part:
+            part.write_bytes(save(tensors, {"fedbook": json.dumps(header)}))
 
     @classmethod
     def load(cls, path: Path) -> ClientIndex:

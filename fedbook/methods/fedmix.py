@@ -101,7 +101,7 @@ class MeanMixup(Objective):
     def announce(self, federation: Federation, told: list[State]) -> State:
         return {name: torch.cat([t[name] for t in told]) for name in ("x", "y")}
 
-    def adapt(self, model: nn.Module, federation: Federation, known: State) -> nn.Module:
+    def adapt(self, model: Any, federation: Federation, known: State) -> nn.Module:
         x = known["x"]
         if getattr(model, "stem", False):  # mixed where training begins: behind the frozen stem
             with torch.no_grad():

@@ -130,7 +130,8 @@ def whom(found: Found) -> Picture:
     fig, (ax,) = plots.panels(1)
     shown = ax.imshow(share, aspect="auto", vmin=0)
     ax.set_yticks(range(len(names)), names)
-    ax.set_xticks(range(share.shape[1]), range(1, share.shape[1] + 1))
+    groups = [str(g + 1) for g in range(share.shape[1])]
+    ax.set_xticks(range(len(groups)), groups)
     ax.set(xlabel="group prompt")
     ax.grid(False)
     fig.colorbar(shown, ax=ax, shrink=0.8, label="images of the style (%)")
