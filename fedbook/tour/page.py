@@ -189,9 +189,9 @@ def _table(tour: Tour, found: Found, part: Part) -> str:
     )
     sub = f'<th scope="col">print</th><th scope="col">{STORED}</th><th scope="col">here</th>'
     body = []
-    for who, found in lines.items():
+    for who, numbers in lines.items():
         heads = "".join(f'<th scope="row">{escape(w)}</th>' for w in who)
-        values = [v for m in metrics for v in found.get(m, ("", "", ""))]
+        values = [v for m in metrics for v in numbers.get(m, ("", "", ""))]
         body.append(f"<tr>{heads}{_cells(values)}</tr>")
     caption = f"{_title(spec)}{_fixed(fixed)}. {_data(tour, spec)} {part.note}"
     head = f"<thead><tr>{top}</tr><tr>{sub * len(metrics)}</tr></thead>"
