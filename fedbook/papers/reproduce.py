@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -107,21 +108,24 @@ def compute(
     wrong, if anything.
     """
     errors: dict[str, None] = {}
-    for done, (id, experiment, outcome) in enumerate(_outcomes(todo, jobs), 1):
-        head = f"{done}/{len(todo)}  {id}  {describe(experiment)}"
-        if isinstance(outcome, FedbookError):
-            tell(f"{head}  FAILED")
-            errors[str(outcome)] = None
-        else:
-            store.append({"spec": id, **outcome}, file or f"{id.split('/')[0]}_{experiment.scale}")
-            accuracy = outcome["metrics"]["avg_client"]
-            tell(f"{head}  {outcome['seconds']:.1f} s  accuracy {accuracy:.3f}")
+    with contextlib.closing(_outcomes(todo, jobs)) as outcomes:  # workers go with an interrupt
+        for done, (id, experiment, outcome) in enumerate(outcomes, 1):
+            head = f"{done}/{len(todo)}  {id}  {describe(experiment)}"
+            if isinstance(outcome, FedbookError):
+                tell(f"{head}  FAILED")
+                errors[str(outcome)] = None
+            else:
+                store.append(
+                    {"spec": id, **outcome}, file or f"{id.split('/')[0]}_{experiment.scale}"
+                )
+                accuracy = outcome["metrics"]["avg_client"]
+                tell(f"{head}  {outcome['seconds']:.1f} s  accuracy {accuracy:.3f}")
     return list(errors)
 
 
 def _outcomes(
     todo: Sequence[Todo], jobs: int
-) -> Iterator[tuple[str, Experiment, Result | FedbookError]]:
+) -> Generator[tuple[str, Experiment, Result | FedbookError], None, None]:
     if jobs <= 1 or len(todo) <= 1:
         for id, e in todo:
             yield id, e, _attempt(e)
