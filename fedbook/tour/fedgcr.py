@@ -30,9 +30,7 @@ SCALE = Scale(
     solver={**ADAMW, "lr": 5e-3, "batch_size": 8},
     own=Domains(
         model=SMALL,
-        sizes={
-            "digit_five": {"sizes": "rule", "scale": 0.05, "limit": [10_000, 30], "shuffle": True}
-        },
+        sizes={"sizes": "rule", "scale": 0.05, "limit": [10_000, 30], "shuffle": True},
         order={},
         swapped={},
     ),
