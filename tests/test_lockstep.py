@@ -14,6 +14,7 @@ from fedbook import Device, FedbookError, Federation, methods, models, simulate
 from fedbook.methods.client_index import ClientIndex
 from fedbook.models.convnets import Classifier
 from fedbook.models.stacked import ClientModel, Layout, Stack
+from fedbook.papers.fedgcr.scales import FEDGCR_QUIRKS
 from fedbook.rounds import CrossEntropy, Objective, Report
 from fedbook.rounds.record import Traffic
 
@@ -105,6 +106,14 @@ def test_every_method_is_the_same_up_to_rounding(name, ragged, double):
     loop, lockstep = both(methods.get(name, **options), ragged, model_for(name, ragged).double())
     assert loop.engine == "loop"
     assert lockstep.engine == ("loop" if name in ALONE else "lockstep")
+    assert apart(loop, lockstep) < 1e-9
+
+
+@pytest.mark.parametrize("quirk", FEDGCR_QUIRKS)
+def test_every_quirk_of_fedgcr_is_the_same(quirk, ragged, double):
+    options = {"lr": 0.05, "batch_size": 4} | OPTIONS.get("fedgcr", {})
+    method = methods.get("fedgcr", quirks=(quirk,), **options)
+    loop, lockstep = both(method, ragged, model_for("fedgcr", ragged).double())
     assert apart(loop, lockstep) < 1e-9
 
 

@@ -114,8 +114,7 @@ class PromptedViT(nn.Module):
 
     def start(self, x: Tensor, tokens: Tensor | None) -> Tensor:
         """The kept tokens if there are any, else those of the images."""
-        dtype = next(self.backbone.parameters()).dtype
-        return self.tokens(x) if tokens is None else tokens.to(dtype)
+        return self.tokens(x) if tokens is None else tokens.to(self.prepare.mean.dtype)
 
     def insert(self, t: Tensor, p: Tensor) -> Tensor:
         """Append prompts p, [n, d] for all images or [B, n, d] for each."""

@@ -227,7 +227,7 @@ class Lockstep:
         """`work` of every chunk, in order; one thread each where there are several."""
         threads = min(self.threads(), len(chunks))
         if threads <= 1:
-            return list(map(work, chunks))
+            return [work(chunk) for chunk in chunks]
         before = torch.get_num_threads()
         alone = partial(torch.set_num_threads, 1)
         try:
