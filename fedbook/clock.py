@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -111,3 +114,14 @@ def processor_seconds() -> float:
         if above:
             total += ticks[pid] / os.sysconf("SC_CLK_TCK")
     return total
+
+
+def in_fresh_process(work: Callable[[int], dict[str, Any]], count: int) -> dict[str, Any]:
+    """What `work(count)` finds where nothing has run before, with one thread."""
+    name = work.__name__
+    code = f"import json; from {work.__module__} import {name}; print(json.dumps({name}({count})))"
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])

@@ -16,15 +16,11 @@ one of what each run adds to its process.
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 from typing import Any
 
-from fedbook.clock import resident
+from fedbook.clock import in_fresh_process, resident
 
 BATCH = 32
 PER_CLIENT = 128
@@ -175,13 +171,7 @@ def speed(rounds: int = 1, repeats: int = 11, clients: int = 100) -> dict[str, A
 
 def peak_memory(clients: int) -> dict[str, float]:
     """In a fresh process: MB at the peak of 3 rounds, before the run, and their difference."""
-    call = f"print(json.dumps(_memory({clients})))"
-    code = f"import json; from fedbook.bench.bare import _memory; {call}"
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True
-    )
-    return json.loads(done.stdout.splitlines()[-1])
+    return in_fresh_process(_memory, clients)
 
 
 def _memory(clients: int) -> dict[str, float]:

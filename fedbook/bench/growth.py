@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from fedbook.bench.engines import NETS, Trainer, federation
-from fedbook.clock import give_back, interleave, resident
+from fedbook.clock import give_back, in_fresh_process, interleave, resident
 
 CLIENTS = (10, 100, 1_000, 10_000, 100_000)
 PARTICIPANTS = (1, 2, 5, 10, 20, 50, 100)
@@ -23,13 +19,7 @@ def clients(count: int) -> dict[str, float]:
     """In a fresh process: seconds and MB that this many clients of 8 samples take, and seconds of
     a round with 10 of them.
     """
-    call = f"print(json.dumps(_clients({count})))"
-    code = f"import json; from fedbook.bench.growth import _clients; {call}"
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True
-    )
-    return json.loads(done.stdout.splitlines()[-1])
+    return in_fresh_process(_clients, count)
 
 
 def _clients(count: int) -> dict[str, float]:

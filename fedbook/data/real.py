@@ -343,6 +343,21 @@ def _domainnet_lists() -> dict[str, list[tuple[str, int]]]:
     return lists
 
 
+Taken = tuple[np.ndarray, int, int, int]  # a picture, its class, 1 for testing, its domain
+
+
+def _columns(rows: Sequence[Taken], classes: Sequence[str], domains: Sequence[str]) -> Columns:
+    x, y, split, domain = zip(*rows)
+    return Columns(
+        x=np.stack(x),
+        y=np.array(y, np.int16),
+        split=np.array(split, np.uint8),
+        class_names=classes,
+        domain=np.array(domain, np.int16),
+        domain_names=domains,
+    )
+
+
 def _domainnet_images(
     lists: dict[str, list[tuple[str, int]]], classes: list[str], size: int
 ) -> Columns:
@@ -350,10 +365,7 @@ def _domainnet_images(
     them).
     """
     folder = store.root() / "domainnet"
-    x = []
-    y = []
-    split = []
-    domain = []
+    rows: list[Taken] = []
     for d, name in enumerate(DOMAINNET):
         archive = (
             zipfile.ZipFile(folder / f"{name}.zip") if (folder / f"{name}.zip").is_file() else None
@@ -365,18 +377,9 @@ def _domainnet_images(
         for path, s in lists[name]:
             if path.split("/")[1] in classes:
                 data = _member(archive, path) if archive else (folder / path).read_bytes()
-                x.append(_picture(io.BytesIO(data), size, path))
-                y.append(classes.index(path.split("/")[1]))
-                split.append(s)
-                domain.append(d)
-    return Columns(
-        x=np.stack(x),
-        y=np.array(y, np.int16),
-        split=np.array(split, np.uint8),
-        class_names=classes,
-        domain=np.array(domain, np.int16),
-        domain_names=DOMAINNET,
-    )
+                picture = _picture(io.BytesIO(data), size, path)
+                rows.append((picture, classes.index(path.split("/")[1]), s, d))
+    return _columns(rows, classes, DOMAINNET)
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:
@@ -407,10 +410,7 @@ def folders(
         {c.name for d in found if (root / d).is_dir() for c in (root / d).iterdir() if c.is_dir()}
     )
     rng = np.random.default_rng(seed)
-    x = []
-    y = []
-    split = []
-    domain = []
+    rows: list[Taken] = []
     for d, name in enumerate(found):
         for c, label in enumerate(classes):
             place = root / name / label
@@ -421,22 +421,12 @@ def folders(
             )
             held_out = set(rng.permutation(len(files))[: round(test * len(files))].tolist())
             for i, file in enumerate(files):
-                x.append(_picture(file, size, str(file)))
-                y.append(c)
-                split.append(int(i in held_out))
-                domain.append(d)
-    if not x:
+                rows.append((_picture(file, size, str(file)), c, int(i in held_out), d))
+    if not rows:
         raise FedbookError(
             f"no picture found in {root}", "it should hold domain/class/*.png (or .jpg)"
         )
-    return Columns(
-        x=np.stack(x),
-        y=np.array(y, np.int16),
-        split=np.array(split, np.uint8),
-        class_names=classes,
-        domain=np.array(domain, np.int16),
-        domain_names=found,
-    )
+    return _columns(rows, classes, found)
 
 
 PICTURE_BYTES = 1 << 26  # no picture in an archive is larger
