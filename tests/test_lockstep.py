@@ -190,6 +190,16 @@ def test_both_arrangements_of_a_network(norm, ragged, double, monkeypatch):
     assert lockstep._engine.how == norm and apart(loop, lockstep) < 1e-9
 
 
+@pytest.mark.parametrize("name", ["cnn", "resnet_gn"])
+def test_networks_that_normalise_keep_grouped_convolutions(name, images, ragged, double):
+    """What prepares the images has three channels, not three of each client."""
+    federation = dataclasses.replace(ragged, x=images.x, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.1))
+    model = models.build(name, federation, width=4).double()
+    assert not isinstance(model.prepare, torch.nn.Identity)
+    loop, lockstep = both(methods.get("fedavg", lr=0.05, batch_size=4), federation, model, 2)
+    assert lockstep._engine.how == "channels" and apart(loop, lockstep) < 1e-9
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("layers", [1, 2])
 def test_recurrent_networks(optimizer, layers, double):

@@ -11,6 +11,7 @@ from fedbook.errors import FedbookError
 from fedbook.federation import federate
 from fedbook.papers import PAPERS, tune
 from fedbook.results import Store
+from fedbook.tour import QUICK, STOPS
 
 FEDGCR, FGPT, GRP_FED = (PAPERS[key] for key in ("fedgcr", "fgpt", "grp_fed"))
 
@@ -118,13 +119,19 @@ def test_no_sample_left_is_said():
         federate(data.load("digits5_offline"), "by_domain", "unused", sizes="equal")
 
 
-@pytest.mark.parametrize("paper", PAPERS.values(), ids=lambda p: p.key)
-def test_what_was_chosen_is_what_is_used(paper):
+def tuned():
+    """Every paper at laptop scale, and those stops of the tour that train something."""
+    tour = [(stop.quick, QUICK) for stop in STOPS if stop.grid]
+    return [(paper, "laptop") for paper in PAPERS.values()] + tour
+
+
+@pytest.mark.parametrize(("paper", "scale"), tuned(), ids=lambda x: getattr(x, "key", x))
+def test_what_was_chosen_is_what_is_used(paper, scale):
     """The stored trials decide; a hand-edited number in a scale would not pass."""
-    tried = tune.scores(paper, "laptop", Store().keys())
+    tried = tune.scores(paper, scale, Store().keys())
     assert tune.complete(paper.grid, tried), "run `fedbook tune`"
     for method, options in tried.items():
-        assert paper.scale("laptop").methods[method] == tune.best(options), method
+        assert paper.scale(scale).methods[method] == tune.best(options), method
 
 
 def test_a_paper_without_a_grid_says_so():

@@ -58,6 +58,7 @@ def add(commands: Commands) -> None:
     p.add_argument("--details", action="store_true", help="every check of every claim")
     p = commands.add("tune", tune, "fedbook tune fedgcr --scale laptop")
     p.add_argument("paper", metavar="PAPER")
+    p.add_argument("--quick", action="store_true", help="the settings of `fedbook reproduce`")
     add_scale(p, "laptop")
     add_jobs(p)
     p = commands.add("figures", figures, "fedbook figures fedgcr/table1 --scale laptop")
@@ -265,6 +266,11 @@ def tune(args: argparse.Namespace) -> int:
     from fedbook.papers import tune as tuning
 
     paper = papers.find_paper(args.paper)
+    if args.quick:
+        from fedbook.tour import QUICK, quick
+
+        paper = quick(paper.key)
+        args.scale = QUICK
     store = store_of(args)
     store.check_writable()
     jobs = args.jobs or work.default_jobs()

@@ -321,10 +321,14 @@ def channels(stack: Stack) -> Arranged:
     if any(isinstance(m, (nn.LayerNorm, nn.Softmax)) for m in stack.model.modules()):
         raise Unsupported("layers across channels")
     model = twin(stack, CHANNEL_TWINS)
+    prepare = getattr(
+        model, "prepare", nn.Identity()
+    )  # the same for all: before clients are joined
+    model.prepare = nn.Identity()
 
     def run(x: Tensor, precomputed: Params) -> tuple[Tensor, Tensor]:
         layout = stack.layout
-        block = layout.block(x)  # [clients, B, C, ...]
+        block = layout.block(prepare(x))  # [clients, B, C, ...]
         if x.is_floating_point():
             together = block.transpose(0, 1).flatten(1, 2)
             if together.ndim == 4:

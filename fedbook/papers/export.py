@@ -229,31 +229,31 @@ def html(grid: Grid) -> str:
     """An HTML table with a caption, header cells with their scope, the best in bold."""
     stub = len(grid.stub)
     out = [
-        f"<table><caption>{_marked(grid.caption.replace('marked', 'bold'))}</caption>",
+        f"<table><caption>{marked(grid.caption.replace('marked', 'bold'))}</caption>",
         "<thead>",
     ]
     for level in range(len(grid.columns[0]) - 1):
         cells = [f'<td colspan="{stub}"></td>']
         for label, group in groupby(grid.columns, key=lambda c: c[: level + 1]):
             span = len(list(group))
-            cells.append(f'<th scope="colgroup" colspan="{span}">{_marked(label[-1])}</th>')
+            cells.append(f'<th scope="colgroup" colspan="{span}">{marked(label[-1])}</th>')
         out.append(f"<tr>{''.join(cells)}</tr>")
     names = [*grid.stub, *(c[-1] for c in grid.columns)]
-    out.append("<tr>" + "".join(f'<th scope="col">{_marked(n)}</th>' for n in names) + "</tr>")
+    out.append("<tr>" + "".join(f'<th scope="col">{marked(n)}</th>' for n in names) + "</tr>")
     out.append("</thead>")
     span = stub + len(grid.columns)
     for block in grid.blocks:
-        title = f'<th scope="rowgroup" colspan="{span}">{_marked(block.title)}</th>'
+        title = f'<th scope="rowgroup" colspan="{span}">{marked(block.title)}</th>'
         out += ["<tbody>", f"<tr>{title}</tr>"]
         for labels, line in zip(grid.lines, block.cells):
-            heads = "".join(f'<th scope="row">{_marked(label)}</th>' for label in labels)
+            heads = "".join(f'<th scope="row">{marked(label)}</th>' for label in labels)
             cells = [f"<b>{number(c)}</b>" if c and c.best else number(c) for c in line]
             out.append(f"<tr>{heads}{''.join(f'<td>{c}</td>' for c in cells)}</tr>")
         out.append("</tbody>")
     return "\n".join([*out, "</table>"])
 
 
-def _marked(label: str) -> str:
+def marked(label: str) -> str:
     return SYMBOL.sub(r"\1<sub>\2</sub>", escape(label))
 
 

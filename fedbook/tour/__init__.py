@@ -1,8 +1,8 @@
 """A guided tour: the ideas of the four papers at work in minutes, on data that come with fedbook.
 
-A stop (`fedgcr.py`, ...) is one paper at quick scale: few runs, three seeds. Its settings were
-chosen in a few trials with seed 0, before the other seeds were run. `tour()` runs what is missing;
-`page.py` and `terminal.py` show it.
+A stop (`fedgcr.py`, ...) is one paper at quick scale: few runs, three seeds. Its rates and powers
+were chosen on validation data (`fedbook tune PAPER --quick`; the trials are stored). `tour()` runs
+what is missing; `page.py` and `terminal.py` show it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,21 @@ from typing import Any
 
 from fedbook.errors import FedbookError
 from fedbook.papers.claims import Judged
+from fedbook.papers.paper import Paper
 from fedbook.papers.reproduce import Todo, compute, default_jobs, headless
 from fedbook.papers.verdicts import choose
 from fedbook.results import Result, Store
 from fedbook.tour import client2vec, fedgcr, fgpt, grp_fed
 from fedbook.tour.stop import QUICK, SEEDS, Effect, Found, Picture, Stop
 
-__all__ = ["QUICK", "SEEDS", "STOPS", "Effect", "Found", "Picture", "Stop", "Tour", "tour"]
+__all__ = ["QUICK", "SEEDS", "STOPS", "Effect", "Found", "Picture", "Stop", "Tour", "quick", "tour"]
 
 STOPS = (fedgcr.STOP, client2vec.STOP, grp_fed.STOP, fgpt.STOP)
+
+
+def quick(key: str) -> Paper:
+    """The paper of this key at the tour's scale, with the grid its settings come from."""
+    return next(stop.quick for stop in STOPS if stop.paper.key == key)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from fedbook.papers.fedgcr.scales import ADAMW, SMALL, Domains
 from fedbook.papers.paper import Scale
 from fedbook.papers.rows import Row
 from fedbook.papers.spec import Run, Spec, lookup
+from fedbook.papers.tune import Grid
 from fedbook.tour.stop import QUICK, SEEDS, Effect, Found, Part, Picture, Stop, interval, mean
 
 COUNTS = (3, 4, 5, 6, 7)  # T' of Table 3; there are five types
@@ -28,12 +29,20 @@ SCALE = Scale(
     seeds=SEEDS,
     data={"digit_five": {"name": "digits5_offline"}},
     solver={**ADAMW, "lr": 5e-3, "batch_size": 8},
+    methods={"fedavg": {"lr": 0.02}, "fedgcr": {"lr": 0.02, "q": 2.0}},  # chosen by GRID
     own=Domains(
         model=SMALL,
         sizes={"sizes": "rule", "scale": 0.05, "limit": [10_000, 30], "shuffle": True},
         order={},
         swapped={},
     ),
+)
+# For either method four rates, then two more: of the rate, or of FedGCR's power.
+GRID = Grid(
+    on=({"dataset": "digit_five", "dif": 10},),
+    lr=(2e-3, 5e-3, 1e-2, 2e-2),
+    more_lr=(1e-3, 4e-2),
+    knobs={"fedavg": None, "fedgcr": ("q", (1.0, 0.0, 2.0))},
 )
 
 
@@ -226,6 +235,7 @@ STOP = Stop(
         Part(name="fig3", keep=lambda row: row["dataset"] == "digit_five", tabulated=False),
     ),
     claims=("gcr1", "gcr2", "gcr6", "gcr11"),
+    grid=GRID,
     experiment=experiment,
     derived={"clustering_accuracy": grouped},
     effects=effects,

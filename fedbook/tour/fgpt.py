@@ -17,6 +17,7 @@ from fedbook.papers.fgpt.scales import SGD, Clients
 from fedbook.papers.paper import Scale
 from fedbook.papers.rows import Row
 from fedbook.papers.spec import Run
+from fedbook.papers.tune import Grid
 from fedbook.tour.stop import QUICK, SEEDS, Effect, Found, Part, Picture, Stop, interval, mean
 
 USUAL = 5  # group prompts on Five-Dataset
@@ -28,6 +29,7 @@ SCALE = Scale(
     seeds=SEEDS,
     data={"five_dataset": {"name": "digits5_offline"}},
     solver={**SGD, "lr": 1e-1, "epochs": 2, "batch_size": 20},
+    methods={"pt_fedavg": {"lr": 0.3}, "fgpt": {"lr": 0.1}},  # chosen by GRID
     own=Clients(
         backbone="hybrid",
         clients={"five_dataset": [4] * 5},
@@ -37,6 +39,13 @@ SCALE = Scale(
         sizes=[[40] * 4] * 5,
         limit=[10_000, 12],
     ),
+)
+GRID = Grid(
+    on=(FIVE,),
+    lr=(3e-2, 1e-1, 3e-1),
+    more_lr=(),
+    knobs={"pt_fedavg": None, "fgpt": None},
+    score="avg_sample",
 )
 
 
@@ -217,6 +226,7 @@ STOP = Stop(
         Part(name="table2"),
     ),
     claims=("fgpt1", "fgpt9", "fgpt12"),
+    grid=GRID,
     experiment=experiment,
     effects=effects,
     pictures=pictures,

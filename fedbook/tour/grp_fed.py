@@ -9,6 +9,7 @@ from fedbook.papers import grp_fed
 from fedbook.papers.evidence import Cell, above, best
 from fedbook.papers.grp_fed.scales import SMOKE
 from fedbook.papers.paper import Scale
+from fedbook.papers.tune import Grid
 from fedbook.tour.stop import QUICK, SEEDS, Effect, Found, Part, Picture, Stop, interval, mean
 
 BETAS = (0.0, 0.2, 0.5, 1.0)
@@ -25,8 +26,17 @@ SCALE = Scale(
     seeds=SEEDS,
     data={"mit_bih": {**SMOKE.data["mit_bih"], "beats": 100}},
     solver=ADAMW,
-    methods={"grp_fed": {"q": 0.5, "start": "received"}},
+    methods={"grp_fed": {"lr": 5e-3, "q": 0.1, "start": "received"}},  # chosen by GRID
     own=SMOKE.own,
+)
+GRID = Grid(
+    on=({"dataset": "mit_bih"},),
+    lr=(2e-3, 5e-3, 1e-2),
+    more_lr=(),
+    knobs={
+        "grp_fed": (("q", "start"), ((0.5, "received"), (0.1, "received"), (2.0, "received"))),
+    },
+    score=("local.t_g", "local.t_l"),
 )
 
 
@@ -102,6 +112,7 @@ STOP = Stop(
     shows="Eight patients with drawn heartbeats of six classes, each patient short of most.",
     parts=(Part(name="fig4", keep=lambda row: row["beta"] in BETAS),),
     claims=("grp5",),
+    grid=GRID,
     effects=effects,
     pictures=pictures,
     lines=lines,

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from fedbook import plots
 from fedbook.experiment import versions
 from fedbook.files import write_atomically
+from fedbook.papers import words
 from fedbook.papers.claims import VERDICTS, Judged, tally
+from fedbook.papers.export import marked
 from fedbook.papers.rows import Row
 from fedbook.papers.spec import Spec, terms
 from fedbook.tour.stop import QUICK, Effect, Found, Part, Picture
@@ -23,24 +25,6 @@ if TYPE_CHECKING:
     from fedbook.tour import Tour
 
 STORED = "laptop"
-WORDS = {
-    "t_prime": "T'",
-    "dif": "DIF",
-    "num_groups": "group prompts",
-    "beta": "β",
-    "avg": "Avg (%)",
-    "sigma_type": "σ of types (%)",
-    "sigma_client": "σ of clients (%)",
-    "clustering_accuracy": "clustering accuracy (%)",
-    "accuracy": "accuracy (%)",
-    "within_similarity": "within a type",
-    "across_similarity": "across types",
-    "nearest_domain_accuracy": "nearest of same type",
-    "personalization": "T_p, own",
-    "generalization": "T_r, everybody's",
-    "local_test": "T_l, both",
-    "trainable_and_communicated_parameters": "trained and sent (million)",
-}
 MARKS = {True: "✓", False: "✗"}
 COMMANDS = (
     ("fedbook lab", "the book: notebooks that explain each equation and run it"),
@@ -179,14 +163,12 @@ def _table(tour: Tour, found: Found, part: Part) -> str:
     fixed, varying = _settings(spec.rows)
     lines: dict[tuple[str, ...], dict[str, tuple[str, str, str]]] = {}
     for row, a, b in zip(spec.rows, stored, here):
-        words = [_word(row[k]) for k in varying]
+        said = [words.value(k, row[k]) for k in varying]
         cells = (_value(a, "paper"), _value(a, "ours"), _value(b, "ours"))
-        lines.setdefault((plots.look(row.method)["label"], *words), {})[row.metric] = cells
-    left = ["method", *(WORDS.get(k, k) for k in varying)]
-    top = "".join(f'<th scope="col" rowspan="2">{escape(h)}</th>' for h in left)
-    top += "".join(
-        f'<th scope="colgroup" colspan="3">{escape(WORDS.get(m, m))}</th>' for m in metrics
-    )
+        lines.setdefault((words.value("method", row.method), *said), {})[row.metric] = cells
+    left = [words.setting(k) for k in ("method", *varying)]
+    top = "".join(f'<th scope="col" rowspan="2">{marked(h)}</th>' for h in left)
+    top += "".join(f'<th scope="colgroup" colspan="3">{_metric(spec, m)}</th>' for m in metrics)
     sub = f'<th scope="col">print</th><th scope="col">{STORED}</th><th scope="col">here</th>'
     body = []
     for who, numbers in lines.items():
@@ -198,6 +180,13 @@ def _table(tour: Tour, found: Found, part: Part) -> str:
     return _captioned(spec.id, caption, f"{head}<tbody>{''.join(body)}</tbody>")
 
 
+def _metric(spec: Spec, name: str) -> str:
+    """A metric as the paper writes it, with its unit."""
+    units = {row.unit for row in spec.rows if row.metric == name and row.unit}
+    said = ", ".join(words.UNITS.get(unit, unit) for unit in sorted(units))
+    return marked(words.metric(name)) + (f"<br><small>{escape(said)}</small>" if said else "")
+
+
 def _settings(rows: Sequence[Row]) -> tuple[dict[str, Any], list[str]]:
     """The settings that all rows share, and the names of those that vary."""
     names = list(dict.fromkeys(k for row in rows for k in row.settings))
@@ -206,9 +195,8 @@ def _settings(rows: Sequence[Row]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _fixed(fixed: dict[str, Any]) -> str:
-    said = [
-        f"{WORDS.get(k, k)} {v}" for k, v in fixed.items() if k not in ("dataset", "case_studies")
-    ]
+    left = ("dataset", "case_studies")
+    said = [words.assigned(k, v) for k, v in fixed.items() if k not in left]
     return f" ({', '.join(said)})" if said else ""
 
 
@@ -227,10 +215,6 @@ def _data(tour: Tour, spec: Spec) -> str:
         if used:
             said += f"{name}: {', '.join(used)}; "
     return f"{said}± is the standard deviation over seeds." if said else "Counted, not trained."
-
-
-def _word(value: Any) -> str:
-    return "" if value is None else str(value)
 
 
 def _value(cell: dict[str, Any], which: str) -> str:

@@ -15,6 +15,7 @@ from fedbook.papers.numbers import Numbers, measured
 from fedbook.papers.paper import Derived, Paper, Scale
 from fedbook.papers.rows import Row
 from fedbook.papers.spec import Run, Spec, finished
+from fedbook.papers.tune import Grid
 from fedbook.results import Result
 
 QUICK = "quick"
@@ -100,6 +101,7 @@ class Stop:
     effects: Callable[[Found], list[Effect]]
     pictures: Callable[[Found], list[Picture]]
     lines: Callable[[Found], list[str]]
+    grid: Grid | None = None  # what its settings were chosen from
     experiment: Chosen | None = None
     derived: Mapping[str, Derived] = field(default_factory=dict)
 
@@ -116,6 +118,7 @@ class Stop:
             scales=(*self.paper.scales, self.scale),
             experiment=experiment,
             derived={**self.paper.derived, **self.derived},
+            grid=self.grid,
         )
 
     @cached_property
