@@ -139,6 +139,13 @@ def test_run_is_deterministic_and_resumes(call, tmp_path):
     assert resumed["clients"] == first["clients"] and resumed["curves"] == first["curves"]
 
 
+@pytest.mark.parametrize("method", ["fedgcr", "fgpt", "pt_fedavg", "client2vec", "grp_fed"])
+def test_a_dry_run_knows_the_network_a_method_needs(call, method):
+    """Nothing but the method and the data is named; the cost is counted without training."""
+    code, out, said = call(f"run {method} digits5_offline --rounds 1 --dry-run")
+    assert code == 0 and not said and "FLOP" in out
+
+
 def test_dry_run_prints_the_settings_and_trains_nothing(call, tmp_path):
     code, out, _ = call(RUN + " --dry-run --json --partition iid --set partition.clients=4")
     plan = json.loads(out)

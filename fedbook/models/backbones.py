@@ -51,7 +51,8 @@ def backbone(
             f"the hybrid reads {hybrid.PX} px and takes no other option",
             "images of any size are resized for it; for another network name a ViT of timm's",
         )
-    with torch.random.fork_rng(devices=[]):
+    made_on = "meta" if torch.device(device).type == "meta" else "cpu"  # not the default device
+    with torch.device(made_on), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if name == "bundled":
             model = _earlier()
