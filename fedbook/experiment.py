@@ -65,6 +65,19 @@ class Experiment:
                     f"{part} must be a name with options, got {options!r}",
                     f'for example {part}={{"name": "..."}}',
                 )
+        for name, least in (("rounds", 1), ("seed", 0), ("evaluate_every", 1), ("tail", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise FedbookError(
+                    f"{name} must be a whole number of at least {least}, got {value!r}",
+                    f"try {name}={least}",
+                )
+        for measure in self.measures:
+            if not isinstance(measure, dict) or not isinstance(measure.get("name"), str):
+                raise FedbookError(
+                    f"a measure must be a name with options, got {measure!r}",
+                    'for example measures=({"name": "..."},)',
+                )
 
     @cached_property
     def config(self) -> dict[str, Any]:

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedbook import Federation, data, federate, methods, metrics, models, notebook, papers
+from fedbook import Federation, cli, data, federate, methods, metrics, models, notebook, papers
 from fedbook import simulate as start
+from fedbook.cli import runs
 from fedbook.data import partition, real, shakespeare
 from fedbook.data import store as packing
 from fedbook.experiment import plain
@@ -26,6 +27,16 @@ from fedbook.widgets import explore
 
 RUN = "run fedavg {packs}/tiny.npz --model linear --quiet --rounds 2"
 SPLIT = RUN + " --partition"
+
+SETTINGS = "method: fedavg\ndataset: digits5_offline\n"
+
+
+def yaml(at, text):
+    """`fedbook run --config` of a file with this text."""
+    path = at / "run.yaml"
+    path.write_text(text)
+    runs._experiment(cli.parser("run").parse_args(["run", "--config", str(path)]))
+
 
 COMMANDS = {
     "missing file": "run fedavg {packs}/nowhere.npz",
@@ -395,6 +406,18 @@ FILES = {
     ),
     "LEAF: too deep": lambda at: leaf(at, "[" * 100_000),
     "LEAF: a user without samples": lambda at: leaf(at, '{"user_data": {"a": {"x": [], "y": []}}}'),
+    "YAML: half a file": lambda at: yaml(at, "method: [1"),
+    "YAML: a list": lambda at: yaml(at, "- 1\n- 2"),
+    "YAML: nothing": lambda at: yaml(at, ""),
+    "YAML: a letter swapped": lambda at: yaml(at, "methdo: fedavg"),
+    "YAML: a method without a name": lambda at: yaml(at, SETTINGS + "method: {lr: 1}"),
+    "YAML: a number for a partition": lambda at: yaml(at, SETTINGS + "partition: 3"),
+    "YAML: rounds in words": lambda at: yaml(at, SETTINGS + "rounds: many"),
+    "YAML: half a round": lambda at: yaml(at, SETTINGS + "rounds: 2.5"),
+    "YAML: never evaluated": lambda at: yaml(at, SETTINGS + "evaluate_every: 0"),
+    "YAML: a number for a measure": lambda at: yaml(at, SETTINGS + "measures: 5"),
+    "YAML: unknown scale": lambda at: yaml(at, SETTINGS + "scale: huge"),
+    "YAML: code in a tag": lambda at: yaml(at, "method: !!python/object/apply:os.getcwd []"),
     "archive: a path that climbs out": lambda at: archive(at, "../../evil.png"),
     "archive: a link out": lambda at: archive(at, "evil.png", kind=b"2"),
     "archive: a device": lambda at: archive(at, "evil.png", kind=b"3"),

@@ -204,6 +204,7 @@ def _config(path: str) -> dict[str, Any]:
     import yaml
 
     from fedbook.experiment import Experiment
+    from fedbook.papers import scales
 
     try:
         told = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
@@ -221,8 +222,11 @@ def _config(path: str) -> dict[str, Any]:
             told[part] = {"name": told[part]}
         if part in told and not (isinstance(told[part], dict) and "name" in told[part]):
             raise FedbookError(f"{path}: {part} has no name", f"write `{part}: {{name: ...}}`")
+    if told.get("scale", "laptop") not in scales():
+        raise unknown(f"scale in {path}", told["scale"], scales())
     if "measures" in told:
-        told["measures"] = tuple(told["measures"])
+        listed = isinstance(told["measures"], list)
+        told["measures"] = tuple(told["measures"]) if listed else (told["measures"],)
     return told
 
 
