@@ -213,6 +213,8 @@ def test_recurrent_networks(optimizer, layers, double):
     model = models.build("lstm", text, embedding=3, hidden=4, layers=layers).double()
     loop, lockstep = both(method, text, model)
     assert lockstep.engine == "lockstep" and apart(loop, lockstep) < 1e-9
+    chosen = simulate(method, text, model, device="cpu", quiet=True)
+    assert chosen.engine == "loop", "on a CPU the loop is faster, as `fedbook bench engines` shows"
 
 
 def test_signals_and_fedsam(double):

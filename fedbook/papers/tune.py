@@ -94,11 +94,7 @@ def trial(paper: Paper, scale: str, method: str, options: Options, setting: Opti
     test = VALIDATION.get(e.partition["name"], "unused_match")
     rounds = max(1, round(grid_of(paper).part * e.rounds))
     return dataclasses.replace(
-        e,
-        partition={**e.partition, "test": test},
-        rounds=rounds,
-        evaluate_every=rounds,
-        measures=(),
+        e, partition={**e.partition, "test": test}, rounds=rounds, evaluate_every=rounds
     )
 
 

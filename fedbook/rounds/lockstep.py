@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedbook.errors import FedbookError
 from fedbook.rounds.evaluation import Scores, score
@@ -49,8 +49,10 @@ def choose(run: Simulation, engine: str) -> tuple[str, Train]:
         if engine == "lockstep":
             warnings.warn(f"{run.method.name} trains client by client: {reason}", stacklevel=4)
         return "loop", run._train
-    if engine == "auto" and how == "vmap" and run.device.torch.type == "cpu":
-        return "loop", run._train  # on a CPU vmap costs more than it saves
+    if engine == "auto" and run.device.torch.type == "cpu":
+        recurrent = any(isinstance(m, nn.LSTM) for m in run.model.modules())
+        if recurrent or how == "vmap":  # on a CPU both cost more than they save
+            return "loop", run._train
     return "lockstep", Lockstep(run, how)
 
 

@@ -51,8 +51,9 @@ def experiment(row: Row, scale: Scale[Any], seed: int) -> Experiment:
     settings = {k: v for k, v in row.settings.items() if k != "t_prime"}
     e = fedgcr.experiment(replace(row, settings=settings), scale, seed)
     assert e is not None
-    measures = ({"name": "type_tests", "counts": list(COUNTS)},) if row.method == "fedgcr" else ()
-    return replace(e, measures=measures)
+    if row.method != "fedgcr" or not row.metric:  # a trial of the grid needs no more
+        return e
+    return replace(e, measures=({"name": "type_tests", "counts": list(COUNTS)},))
 
 
 def grouped(spec: Spec, row: Row, runs: Sequence[Run]) -> list[tuple[int, float]]:

@@ -52,7 +52,7 @@ GRID = Grid(
 def experiment(row: Row, scale: Scale[Any], seed: int) -> Experiment | None:
     """The paper's, which also tells whom the group prompts serve."""
     e = fgpt.experiment(row, scale, seed)
-    if e is None or row.method != "fgpt":
+    if e is None or row.method != "fgpt" or not row.metric:  # a trial of the grid needs no more
         return e
     return replace(e, measures=({"name": "served"},))
 
