@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbook import FedbookError, methods, models, papers, plots
+from fedbook import FedbookError, methods, models, papers, plots, tour
 from fedbook.experiment import Experiment, _within
 from fedbook.papers.claims import evaluate
 from fedbook.papers.fedgcr import scales as fedgcr
@@ -486,13 +486,14 @@ def test_every_stored_trial_is_asked_for(key):
         pytest.skip("nothing is tuned")
     results = Store(ROOT / "results").keys()
     asked = set()
-    for method, tried in scores(paper, "laptop", results).items():
-        first = paper.grid.first(method)
-        options = first + (paper.grid.second(method, best(tried)) if len(tried) else [])
-        options += [{**first[0], "lr": lr} for lr in paper.grid.more_lr]  # some tried these too
-        for o in options:
-            for setting in paper.grid.on:
-                asked.add(trial(paper, "laptop", method, o, setting).key)
+    for asker, scale in ((paper, "laptop"), (tour.quick(key), tour.QUICK)):
+        for method, tried in scores(asker, scale, results).items() if asker.grid else ():
+            first = asker.grid.first(method)
+            options = first + (asker.grid.second(method, best(tried)) if len(tried) else [])
+            options += [{**first[0], "lr": lr} for lr in asker.grid.more_lr]  # some tried these too
+            for o in options:
+                for setting in asker.grid.on:
+                    asked.add(trial(asker, scale, method, o, setting).key)
     mine = [k for k, r in results.items() if r["spec"] == f"{key}/grid"]
     assert [k for k in mine if k not in asked] == []
 
