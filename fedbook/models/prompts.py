@@ -114,7 +114,8 @@ class PromptedViT(nn.Module):
 
     def start(self, x: Tensor, tokens: Tensor | None) -> Tensor:
         """The kept tokens if there are any, else those of the images."""
-        return self.tokens(x) if tokens is None else tokens.to(self.prepare.mean.dtype)
+        dtype = self.backbone.blocks[0].norm1.weight.dtype
+        return self.tokens(x) if tokens is None else tokens.to(dtype)
 
     def insert(self, t: Tensor, p: Tensor) -> Tensor:
         """Append prompts p, [n, d] for all images or [B, n, d] for each."""

@@ -1,7 +1,9 @@
 """FedGCR's runs: prompts on a frozen ViT; domains of unequal numbers of clients (DIF).
 
-Laptop scale keeps the published clients, their numbers of images and the rounds. Two datasets set
-limits: at DIF 1 the photographs of digits are too few, so every domain gives 44 % of the published
+Laptop scale keeps the published clients and their numbers of images. Rounds stop at 30 of 50: on
+validation data FedAvg's curve is flat from round 15, FedGCR's from 30; runs as printed, whose rate
+is lower, take all 50. Two datasets set limits: at DIF 1 the photographs of digits are too few, so
+every domain gives 44 % of the published
 number; emoji7 gives what it has, by the same rule. T' is kept in relation to the number of types:
 emoji7 has seven domains where DomainNet has six, so its T' is one higher than the printed one.
 """
@@ -65,7 +67,7 @@ SMOKE = Scale(
 )
 LAPTOP = Scale(
     name="laptop",
-    rounds=50,
+    rounds=30,
     evaluate_every=10,
     seeds=3,
     seeds_of=dict.fromkeys(ONE_SEED, 1),
@@ -75,6 +77,16 @@ LAPTOP = Scale(
         "pacs": {"name": "pacs", "size": 64},
     },
     solver={**ADAMW, "lr": 3e-3, "batch_size": 64},
+    methods={  # chosen by `fedbook tune fedgcr`
+        "fedavg": {"lr": 0.03},
+        "afl": {"lr": 0.01, "eta_lam": 0.01},
+        "q_ffl": {"lr": 0.03, "q": 0.01},
+        "term": {"lr": 0.03, "t": 2.0},
+        "harmofl": {"lr": 0.03, "window": 0.0},
+        "fedsam": {"lr": 0.03, "rho": 0.01},
+        "fedmix": {"lr": 0.03, "lam": 0.01},
+        "fedgcr": {"lr": 0.001, "q": 0.0},
+    },
     own=Domains(
         model=SMALL,
         sizes={
@@ -146,7 +158,7 @@ GRID = Grid(
         "fedmix": ("lam", (0.05, 0.01, 0.2)),
         "fedgcr": ("q", (1.0, 0.0, 2.0)),
     },
-    part=0.4,
+    part=2 / 3,
 )
 
 
@@ -210,12 +222,17 @@ def experiment(row: Row, scale: Scale[Domains], seed: int) -> Experiment:
         partition=_partition(row, scale.own),
         model=model,
         method=method,
-        rounds=scale.rounds,
+        rounds=PRINTED.rounds if as_printed(row) else scale.rounds,
         seed=seed,
         scale=scale.name,
         evaluate_every=scale.evaluate_every,
         measures=measures,
     )
+
+
+def as_printed(row: Row) -> bool:
+    """Trained as the paper prints it: one rate for all methods, and its number of rounds."""
+    return row["protocol"] in ("printed", "published")
 
 
 def _departure(row: Row) -> Departure | None:
@@ -243,10 +260,10 @@ def _method(row: Row, scale: Scale[Domains]) -> Options:
     dataset = row["dataset"]
     method: Options = {"name": row.method} | VARIANTS.get(row.method, {})
     method |= scale.solver
-    if row["protocol"] in (None, "tuned"):
-        method |= scale.methods.get(method["name"], {})
-    else:
+    if as_printed(row):
         method["lr"] = PRINTED.solver["lr"]
+    else:
+        method |= scale.methods.get(method["name"], {})
     asked: dict[str, Any] = {"delta": row["delta"], "cluster": row["clustering_algo"]}
     for name, value in asked.items():
         if value not in (None, USUAL[name]):
