@@ -14,6 +14,7 @@ from fedbook.papers.fedgcr.figures import (
     protocols_side_by_side,
     quirk_bars,
     type_maps,
+    validation_curves,
 )
 from fedbook.papers.fedgcr.scales import GRID, METRICS, PUBLISHED, SCALES, STUDY, experiment
 from fedbook.papers.paper import Figure, Paper
@@ -55,6 +56,7 @@ PROTOCOLS = tuple(
     )
     if protocol != "published" or method in PUBLISHED
 )
+ROUNDS = tuple(row(method, "avg", "pacs", validation=1) for method in ("fedavg", "fedgcr"))
 PAPER = Paper(
     key="fedgcr",
     title="FedGCR",
@@ -82,6 +84,11 @@ PAPER = Paper(
             grouped_on,
             "Own study: what is the grouping worth? Clients grouped by h, by the frozen feature, "
             "and by their true types",
+        ),
+        "rounds": Figure(
+            ROUNDS,
+            validation_curves,
+            "Own study: how many rounds are enough? Accuracy on validation images, tuned",
         ),
         "protocols": Figure(
             PROTOCOLS,

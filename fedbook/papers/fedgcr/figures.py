@@ -143,6 +143,25 @@ def quirk_bars(spec: Spec, runs: Sequence[Run]) -> Drawn:
     return fig, f"{what} {'; '.join(f'{q} {change[q]:+.1f}' for q in order)}."
 
 
+def validation_curves(spec: Spec, runs: Sequence[Run]) -> Drawn:
+    """Mean accuracy over clients on validation images, round by round."""
+    from fedbook import plots
+
+    fig, (ax,) = plots.panels(1)
+    told = []
+    for method, own in by_method(finished(runs)).items():
+        look = plots.look(method)
+        for run in own:
+            curve = run.metrics["curves"]["avg_client"]
+            rounds = run.experiment.evaluate_every * np.arange(1, len(curve) + 1)
+            ax.plot(rounds, curve, **(look if run is own[0] else {**look, "label": None}))
+        told.append(f"{look['label']} {', '.join(f'{v:.2f}' for v in curve)}")
+    ax.set(xlabel="round", ylabel="accuracy on validation images")
+    plots.legend_outside(fig, [ax])
+    fig.suptitle(heading(spec, runs, ", DIF 10"), fontsize=8)
+    return fig, f"Accuracy every {run.experiment.evaluate_every} rounds: {'; '.join(told)}."
+
+
 def protocols_side_by_side(spec: Spec, runs: Sequence[Run]) -> Drawn:
     """Avg and sigma_type of every method under each protocol, one panel per dataset and score."""
     from fedbook import plots

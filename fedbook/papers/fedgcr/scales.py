@@ -217,15 +217,19 @@ def experiment(row: Row, scale: Scale[Domains], seed: int) -> Experiment:
         if departure.quirks:
             method["quirks"] = list(departure.quirks)
     measures = ({"name": "type_tests"},) if row.metric.startswith("knn_purity") else ()
+    partition = _partition(row, scale.own)
+    if row["validation"]:
+        partition["test"] = "unused"
+    long = as_printed(row) or row["validation"]
     return Experiment(
         dataset=scale.data[row["dataset"]],
-        partition=_partition(row, scale.own),
+        partition=partition,
         model=model,
         method=method,
-        rounds=PRINTED.rounds if as_printed(row) else scale.rounds,
+        rounds=PRINTED.rounds if long else scale.rounds,
         seed=seed,
         scale=scale.name,
-        evaluate_every=scale.evaluate_every,
+        evaluate_every=5 if row["validation"] else scale.evaluate_every,
         measures=measures,
     )
 
