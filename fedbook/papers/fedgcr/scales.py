@@ -45,7 +45,7 @@ SMALL = {"name": "vpt", "backbone": "hybrid", "prompts": 4}
 PACS = ("photo", "art_painting", "cartoon", "sketch")
 PACS_SWAPPED = ("art_painting", "photo", "sketch", "cartoon")
 DATASETS = ("digit_five", "domainnet", "pacs")
-ONE_SEED = ("table4", "table7", "table8", "table9", "table10", "table11", "quirks")
+ONE_SEED = ("table4", "table7", "table8", "table9", "table10", "table11", "quirks", "rounds")
 
 SMOKE = Scale(
     name="smoke",
