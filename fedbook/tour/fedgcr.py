@@ -22,6 +22,7 @@ from fedbook.papers.tune import Grid
 from fedbook.tour.stop import QUICK, SEEDS, Effect, Found, Part, Picture, Stop, interval, mean
 
 COUNTS = (3, 4, 5, 6, 7)  # T' of Table 3; there are five types
+RULE = {"sizes": "rule", "scale": 0.05, "limit": [10_000, 30], "shuffle": True}
 SCALE = Scale(
     name=QUICK,
     rounds=8,
@@ -32,7 +33,7 @@ SCALE = Scale(
     methods={"fedavg": {"lr": 0.02}, "fedgcr": {"lr": 0.02, "q": 2.0}},  # chosen by GRID
     own=Domains(
         model=SMALL,
-        sizes={"sizes": "rule", "scale": 0.05, "limit": [10_000, 30], "shuffle": True},
+        sizes={"digit_five": RULE},
         order={},
         swapped={},
     ),
