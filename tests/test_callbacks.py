@@ -4,6 +4,7 @@ import ast
 import csv
 import inspect
 import math
+import time
 from pathlib import Path
 
 import pytest
@@ -141,7 +142,11 @@ def test_wandb_offline_can_be_read_back(toy, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     run = start(toy, [callbacks.WandB("mine", folder=tmp_path, mode="offline")]).run()
     [file] = tmp_path.rglob("*.wandb")
-    history = wandb_history(file)
+    for _ in range(120):  # a process of its own writes the file, and may lag behind
+        history = wandb_history(file)
+        if len(history) == len(run.records):
+            break
+        time.sleep(0.5)
     assert [h["_step"] for h in history] == [1, 2, 3, 4]
     found = [h["test/avg_client"] for h in history]
     assert found == pytest.approx([r.accuracy for r in run.records])
