@@ -178,7 +178,8 @@ def protocols_side_by_side(spec: Spec, runs: Sequence[Run]) -> Drawn:
             for run in own:
                 value = 100 * run.metrics[metric]
                 found.setdefault(method, {}).setdefault(run.row["protocol"], []).append(value)
-        plots.dodged(found, list(names), list(names.values()), ax)
+        shown = [p for p in names if any(p in points for points in found.values())]
+        plots.dodged(found, shown, [names[p] for p in shown], ax)
         ax.set(ylabel=label, title=data_name(here, dataset))
         for method, points in found.items():
             for protocol, values in points.items():
@@ -222,6 +223,7 @@ def grouped_on(spec: Spec, runs: Sequence[Run]) -> Drawn:
         ax.set(
             title=title, xlabel="client, from worst to best", ylabel="test accuracy", ylim=(0, 1)
         )
+        ax.xaxis.get_major_locator().set_params(integer=True)
     plots.legend_outside(fig, axes)
     fig.suptitle(heading(spec, runs, "; band: lowest to highest seed"), fontsize=8)
     return fig, f"Test accuracy of each client, sorted from worst to best. {'; '.join(told)}."
