@@ -2,6 +2,7 @@
 machine traces."""
 
 import ast
+import dis
 import json
 import re
 from collections import Counter
@@ -16,6 +17,7 @@ FOLDER = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("[0-9][0-9]_*.ipynb"))
 REVISED = [path for path in NOTEBOOKS if path.name[:2] not in ("06", "07", "13")]
 IGNORED = {"nbval-ignore-output", "nbval-skip"}
+READS = {"LOAD_NAME", "LOAD_GLOBAL"}
 CANVAS = {"fig", "ax", "axes", "image"}  # what a picture is drawn on belongs to its cell alone
 MACHINE = re.compile(
     r"(?<![\w.])/(?:home|root|tmp|opt|work|usr|Users|content|mnt|var)/|[A-Z]:\\\\|site-packages"
@@ -161,21 +163,24 @@ def test_the_rule_for_names_can_fail():
     assert bind("def f(x):\n    y = x\n\nclass G:\n    z = 1\nh, (i, *j) = k") == set("fGhij")
 
 
+def used(code):
+    """The global names that a piece of compiled code reads, its functions included."""
+    inner = [const for const in code.co_consts if hasattr(const, "co_code")]
+    names = {i.argval for i in dis.get_instructions(code) if i.opname in READS}
+    return names.union(*map(used, inner))
+
+
 def test_what_is_hidden_is_needed_by_pictures_alone(revised):
     """A folded cell binds nothing that a visible one uses, but functions that draw."""
-    cells = code(revised)
-    for i, cell in enumerate(cells):
+    hidden = set()
+    for cell in code(revised):
         if draws(cell):
             functions = {n.name for n in ast.parse(cell.source).body if hasattr(n, "name")}
-            for later in cells[i + 1 :]:
-                if draws(later) or bound(cell) - functions - CANVAS <= bound(later):
-                    continue
-                loaded = {
-                    n.id
-                    for n in ast.walk(ast.parse(later.source))
-                    if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
-                }
-                assert not loaded & (bound(cell) - functions - CANVAS), later.source
+            hidden |= bound(cell) - functions
+        else:
+            assert not used(compile(cell.source, "cell", "exec")) & (hidden - bound(cell)), (
+                cell.source
+            )
 
 
 def test_figures_are_numbered_and_captioned(revised):
