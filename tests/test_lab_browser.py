@@ -34,6 +34,7 @@ SETTINGS = {  # all cells in the page, not only those in sight; no question abou
     "notebook-extension/tracker": '{"windowingMode": "none", "autoStartDefaultKernel": true}',
     "apputils-extension/notification": '{"fetchNews": "false", "checkForUpdates": false}',
 }
+IDLE = "Python 3 (ipykernel) | Idle"
 RUN_ALL_DONE = """() => {
     const prompts = [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')];
     const ran = prompts.filter(p => /\\[\\d+\\]:/.test(p.textContent));
@@ -112,7 +113,7 @@ def page(request, lab, chromium):
     page.set_default_timeout(OPENED)
     page.goto(lab(f"{request.param}.ipynb"))
     page.wait_for_selector(".jp-Notebook .jp-CodeCell .jp-OutputArea img", state="attached")
-    page.wait_for_selector('.jp-Notebook-ExecutionIndicator[data-status="idle"]')
+    page.get_by_text(IDLE).wait_for()
     yield page
     page.close()
 
@@ -130,7 +131,7 @@ def _run_all(page):
     page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
     page.wait_for_function(f"() => !({RUN_ALL_DONE})()", timeout=MOVED)  # begun: [*]
     page.wait_for_function(RUN_ALL_DONE, timeout=RUN, polling=500)
-    page.wait_for_selector('.jp-Notebook-ExecutionIndicator[data-status="idle"]', timeout=RUN)
+    page.get_by_text(IDLE).wait_for(timeout=RUN)
 
 
 def _drag(page, slider):
