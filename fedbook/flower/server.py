@@ -211,6 +211,8 @@ class FedbookStrategy(Strategy):
     def _meet(self, grid: Grid) -> None:
         """Which nodes are there, and which clients they are; new ones are asked."""
         present = set(grid.get_node_ids())
+        self._silent &= present  # whoever has gone is new when it comes back
+        self._ids = {node: id for node, id in self._ids.items() if node in present}
         new = present - set(self._ids)
         again = new & self._silent
         answers = self._ask(grid, new - again, self._timeout)
@@ -229,7 +231,7 @@ class FedbookStrategy(Strategy):
                 log(WARNING, "a node came as client %s, which is not on the roster", id)
         here = {}
         for node, id in self._ids.items():  # the node that was asked last is the client
-            if node in present and id in self._roster_ids:
+            if id in self._roster_ids:
                 here[id] = node
         for id in sorted(set(self.nodes) - set(here)):
             log(WARNING, "client %s has left", id)
