@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -35,7 +36,7 @@ from fedbook.flower.app import new
 from fedbook.flower.client import Work
 from fedbook.flower.deal import deal
 from fedbook.flower.local import log_level, run_local
-from fedbook.flower.loopback import Loopback
+from fedbook.flower.loopback import QUIET, Loopback
 from fedbook.flower.records import tensors, unpack, weight
 from fedbook.flower.server import FedbookStrategy, run_key
 from fedbook.methods.client_index import client_index
@@ -56,6 +57,7 @@ ENGINES = {
 }
 GENTLY = {"at_once": 2, "timeout": 300}  # for four nodes that share a small machine
 MODELS = PROMPTED | {"fedbn": {"name": "resnet32", "width": 4, "norm": "batch"}}
+ONE_CORE: Any = {"client_resources": {"num_cpus": 1}}  # Flower's two would ask too much of one core
 LIMIT = 900.0  # seconds a deployed run may take
 
 
@@ -179,6 +181,7 @@ def work_of(name: str, folder: Path) -> Work:
 
 def by_ray(names: list[str], folder: Path) -> dict[str, Outcome]:
     """Flower's simulation, started once: the server runs one method after another."""
+    os.environ.update(QUIET)  # before Ray is imported
     from flwr.simulation import run_simulation
 
     deal(federation(), folder)
@@ -208,14 +211,14 @@ def by_ray(names: list[str], folder: Path) -> dict[str, Outcome]:
         for name in names:
             began = time.perf_counter()
             model = model_of(name, roster)
-            run = FedbookStrategy(chosen[name], roster, model, rounds=ROUNDS, timeout=600)
+            run = FedbookStrategy(chosen[name], roster, model, rounds=ROUNDS, timeout=300)
             run.run(grid)
             rounds = sum(r.seconds for r in run.records)
             found[name] = Outcome(run.params, run.records, time.perf_counter() - began - rounds)
 
     began = time.perf_counter()
     with ray_up():
-        run_simulation(server, client, CLIENTS)
+        run_simulation(server, client, CLIENTS, backend_config=ONE_CORE)
     for outcome in found.values():  # everybody waits for Ray to start
         outcome.start += first[0] - began
     return found

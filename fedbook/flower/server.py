@@ -23,6 +23,7 @@ from torch import nn
 
 from fedbook.errors import FedbookError
 from fedbook.federation import Federation
+from fedbook.flower.client import Model, built
 from fedbook.flower.deal import roster_of
 from fedbook.flower.records import arrays, pack, tensors, unpack
 from fedbook.rounds.checkpoint import Checkpoint
@@ -454,7 +455,7 @@ class FedbookStrategy(Strategy):
 
 def server_app(
     method: Method | Callable[[], Method],
-    model: nn.Module | Callable[[Federation], nn.Module],
+    model: Model,
     roster: Callable[[Context], Federation] = roster_of,
 ) -> ServerApp:
     """A `ServerApp` that runs the method; the run's configuration has rounds, seed, checkpoint, ...
@@ -470,7 +471,7 @@ def server_app(
         FedbookStrategy(
             method if isinstance(method, Method) else method(),
             who,
-            model if isinstance(model, nn.Module) else model(who),
+            built(model, who),
             rounds=int(config.get("rounds", 3)),
             seed=int(config.get("seed", 0)),
             evaluate_every=int(config.get("evaluate-every", 1)),
