@@ -2,7 +2,8 @@
 
     fedbook flower compare                     # loop, lock-step, Flower in one process: all methods
     fedbook flower compare simulation          # Flower's simulation (Ray): all methods, one start
-    fedbook flower compare deployment fedgcr fgpt       # SuperLink and four SuperNodes: these two
+    fedbook flower compare deployment          # SuperLink and four SuperNodes: FedGCR and FGPT
+    fedbook flower compare simulation fedavg   # of one method
 
 Each writes its lines of results/flower.csv; results/flower.md is made of all of them.
 """
@@ -55,6 +56,7 @@ ENGINES = {
     "simulation": "Flower, simulation",
     "deployment": "Flower, deployment",
 }
+DEPLOYED = ["fedgcr", "fgpt"]  # unless others are asked for
 GENTLY = {"at_once": 2, "timeout": 300}  # for four nodes that share a small machine
 MODELS = PROMPTED | {"fedbn": {"name": "resnet32", "width": 4, "norm": "batch"}}
 ONE_CORE: Any = {"client_resources": {"num_cpus": 1}}  # Flower's two would ask too much of one core
@@ -302,15 +304,17 @@ def line(name: str, engine: str, found: Outcome, loop: Outcome, **more: Any) -> 
 
 
 def compare(asked: Iterable[str], folder: Path | None = None) -> int:
-    """Run the engines and methods asked for (the three engines of one process and all methods
-    unless told), and write the table.
+    """Run the engines and methods asked for, and write the table.
+
+    Unless told: the three engines of one process, and all methods.
     """
     asked = list(asked)
     for one in asked:
         if one not in ENGINES and one not in methods.names():
             raise unknown("engine", one, ENGINES)
     engines = [e for e in ENGINES if e in asked] or ["loop", "lockstep", "local"]
-    names = [n for n in methods.names() if n in asked] or methods.names()
+    usual = DEPLOYED if engines == ["deployment"] else methods.names()
+    names = [n for n in methods.names() if n in asked] or usual
     folder = default_folder("results") if folder is None else folder
     torch.set_num_threads(1)
     by_simulate("fedavg", "loop")  # the first run of a process pays for imports and kernels
