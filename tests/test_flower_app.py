@@ -1,6 +1,7 @@
 """What `fedbook flower` writes: an app that Flower accepts, a table of engines, keys."""
 
 import importlib
+import subprocess
 import sys
 
 import numpy as np
@@ -134,8 +135,34 @@ def test_an_engine_replaces_its_own_lines_alone(tmp_path):
         found = outcome(w)
         compare.store([compare.line("fedavg", engine, found, loop)], tmp_path)
     page = (tmp_path / "flower.md").read_text()
-    assert "| fedavg | 0 | 2e+00 | 8 | 4 |" in page
+    assert "| fedavg | not run | 0 | 2e+00 | not run |" in page
+    assert "| fedavg | 8 |" in page and "2 of 2 |" in page
     assert len((tmp_path / "flower.csv").read_text().splitlines()) == 3
+    compare.store([compare.line("fedprox", "local", found, loop)], tmp_path)  # another method
+    assert len((tmp_path / "flower.csv").read_text().splitlines()) == 4
+
+
+# -- processes -------------------------------------------------------------------------------------
+LIGHT = """
+import sys, torch
+from fedbook.flower.light import StandIn, without_compiler
+without_compiler()
+import timm.models.vision_transformer
+p = torch.nn.Parameter(torch.ones(2))
+for kind in (torch.optim.SGD, torch.optim.AdamW):
+    optimiser = kind([p], 0.5)
+    p.sum().backward()
+    optimiser.step()
+    optimiser.zero_grad()
+assert isinstance(sys.modules["torch._dynamo"], StandIn)
+assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)) == 2
+assert not isinstance(sys.modules["torch._dynamo"], StandIn)
+"""
+
+
+def test_a_clients_process_leaves_torchs_compiler_out_until_it_is_wanted():
+    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 # -- keys ------------------------------------------------------------------------------------------

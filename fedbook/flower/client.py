@@ -26,6 +26,7 @@ from fedbook.errors import FedbookError
 from fedbook.federation import Federation
 from fedbook.files import write_atomically
 from fedbook.flower.deal import partition_of
+from fedbook.flower.light import without_compiler
 from fedbook.flower.records import CPU, arrays, pack, tensors, unpack
 from fedbook.rounds.checkpoint import flatten, unflatten
 from fedbook.rounds.device import Device
@@ -196,11 +197,10 @@ class Work:
                     f"{[c.id for c in federation.clients]}",
                     "a partition is a federation of one client: federation.only(id)",
                 )
-            model = self._model
             self._sites[key] = Site(
                 self.method,
                 federation,
-                model if isinstance(model, nn.Module) else model(federation),
+                built(self._model, federation),
                 rounds=config["rounds"],
                 seed=config["seed"],
                 device=self._device,
@@ -274,6 +274,14 @@ class Turn:
             owned = {k: t.clone() for k, t in found.items()}
             with write_atomically(path) as part:
                 part.write_bytes(save(owned, {"nest": json.dumps(nest)}))
+
+
+def built(model: Model, federation: Federation) -> nn.Module:
+    """A model as it is, or made for this federation."""
+    if isinstance(model, nn.Module):
+        return model
+    without_compiler()
+    return model(federation)
 
 
 def reply(message: Message, **nests: Any) -> Message:
