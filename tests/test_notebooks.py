@@ -15,7 +15,8 @@ from fedbook.course.slides import draws
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("[0-9][0-9]_*.ipynb"))
-REVISED = [path for path in NOTEBOOKS if path.name[:2] not in ("06", "07", "13")]
+LATER = ("06", "07", "13")  # these do not keep the rules for students yet
+REVISED = [path for path in NOTEBOOKS if path.name[:2] not in LATER]
 IGNORED = {"nbval-ignore-output", "nbval-skip"}
 READS = {"LOAD_NAME", "LOAD_GLOBAL"}
 CANVAS = {"fig", "ax", "axes", "image"}  # what a picture is drawn on belongs to its cell alone
