@@ -1,7 +1,6 @@
 """What `fedbook flower` writes: an app that Flower accepts, a table of engines, keys."""
 
 import importlib
-import subprocess
 import sys
 
 import numpy as np
@@ -140,29 +139,6 @@ def test_an_engine_replaces_its_own_lines_alone(tmp_path):
     assert len((tmp_path / "flower.csv").read_text().splitlines()) == 3
     compare.store([compare.line("fedprox", "local", found, loop)], tmp_path)  # another method
     assert len((tmp_path / "flower.csv").read_text().splitlines()) == 4
-
-
-# -- processes -------------------------------------------------------------------------------------
-LIGHT = """
-import sys, torch
-from fedbook.flower.light import StandIn, without_compiler
-without_compiler()
-import timm.models.vision_transformer
-p = torch.nn.Parameter(torch.ones(2))
-for kind in (torch.optim.SGD, torch.optim.AdamW):
-    optimiser = kind([p], 0.5)
-    p.sum().backward()
-    optimiser.step()
-    optimiser.zero_grad()
-assert isinstance(sys.modules["torch._dynamo"], StandIn)
-assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)) == 2
-assert not isinstance(sys.modules["torch._dynamo"], StandIn)
-"""
-
-
-def test_a_clients_process_leaves_torchs_compiler_out_until_it_is_wanted():
-    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 # -- keys ------------------------------------------------------------------------------------------

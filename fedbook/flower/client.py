@@ -26,7 +26,6 @@ from fedbook.errors import FedbookError
 from fedbook.federation import Federation
 from fedbook.files import write_atomically
 from fedbook.flower.deal import partition_of
-from fedbook.flower.light import without_compiler
 from fedbook.flower.records import CPU, arrays, pack, tensors, unpack
 from fedbook.rounds.checkpoint import flatten, unflatten
 from fedbook.rounds.device import Device
@@ -278,10 +277,7 @@ class Turn:
 
 def built(model: Model, federation: Federation) -> nn.Module:
     """A model as it is, or made for this federation."""
-    if isinstance(model, nn.Module):
-        return model
-    without_compiler()
-    return model(federation)
+    return model if isinstance(model, nn.Module) else model(federation)
 
 
 def reply(message: Message, **nests: Any) -> Message:

@@ -194,6 +194,8 @@ def grouped_on(spec: Spec, runs: Sequence[Run]) -> Drawn:
     """Every client's accuracy with groups made of h, of the frozen feature, or given as the true
     types, in one panel per dataset.
     """
+    from matplotlib.ticker import MaxNLocator
+
     from fedbook import plots
 
     sides = {
@@ -223,7 +225,7 @@ def grouped_on(spec: Spec, runs: Sequence[Run]) -> Drawn:
         ax.set(
             title=title, xlabel="client, from worst to best", ylabel="test accuracy", ylim=(0, 1)
         )
-        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     plots.legend_outside(fig, axes)
     fig.suptitle(heading(spec, runs, "; band: lowest to highest seed"), fontsize=8)
     return fig, f"Test accuracy of each client, sorted from worst to best. {'; '.join(told)}."
