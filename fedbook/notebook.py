@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["answer", "five_stages", "hint", "show", "start", "summary"]
 
+NUMBERS: dict[str, int] = {}  # of the figures shown in this session, by description
+
 
 def start(scale: str = "smoke") -> None:
     """Give figures the book's look and print one line: versions, device, scale."""
@@ -36,23 +38,31 @@ def start(scale: str = "smoke") -> None:
 
 
 def show(fig: Figure, alt: str, caption: str = "") -> None:
-    """Display a figure with a description (alt text) for those who cannot see it and a caption, and
-    close it.
+    """Display a figure with a description (alt text) for those who cannot see it, a number and a
+    caption, and close it.
 
-    The figure is there twice: as HTML, whose alt text a screen reader finds, and as the plain PNG
-    for programs that show no HTML. Without a caption the description's first sentence is one.
+    Figures count from 1 in the order in which a notebook first shows them; one that is shown again
+    keeps its number. Without a caption the description's first sentence is one.
     """
-    import matplotlib.pyplot as plt
-    from IPython.display import display
-
     if not alt.strip():
         raise FedbookError(
             "a figure needs a description", 'say what it shows: show(fig, alt="...")'
         )
+    number = NUMBERS.setdefault(alt, len(NUMBERS) + 1)
+    display_figure(fig, alt, f"Figure {number}. {caption or _first_sentence(alt)}")
+
+
+def display_figure(fig: Figure, alt: str, caption: str) -> None:
+    """Display a figure twice in one: as HTML, whose alt text a screen reader finds, and as the
+    plain PNG for programs that show no HTML. Then close it.
+    """
+    import matplotlib.pyplot as plt
+    from IPython.display import display
+
     png = _png(fig)
     data = {
         "image/png": png,
-        "text/html": figure(png, alt, caption or _first_sentence(alt)),
+        "text/html": figure(png, alt, caption),
         "text/plain": repr(fig),
     }
     display(data, raw=True, metadata={"image/png": {"alt": alt}})

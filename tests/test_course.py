@@ -151,6 +151,10 @@ def test_slides_are_tagged_as_the_rule_says():
         cells = json.loads(path.read_text())["cells"]
         tagged = [c["metadata"].get("slideshow", {}).get("slide_type") for c in cells]
         assert tagged == slides.kinds(cells), f"{path.name}: run `fedbook course slides`"
+        folded = [c["metadata"].get("jupyter", {}).get("source_hidden", False) for c in cells]
+        hidden = ["hide-input" in c["metadata"].get("tags", []) for c in cells]
+        assert hidden == [slides.draws(c) for c in cells], f"{path.name}: `fedbook course slides`"
+        assert [i for i, f in enumerate(folded) if f and not hidden[i]] == [1]  # the set-up
         assert tagged[0] == "slide" and tagged.count("slide") >= 5
         shown = [c for c, kind in zip(cells, tagged) if kind != "skip"]
         text = "".join("".join(c["source"]) for c in shown)

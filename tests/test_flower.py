@@ -19,7 +19,10 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'fedbook[flower]'"
 from flwr.app import Message  # noqa: E402
 
 from fedbook import flower  # noqa: E402
-from fedbook.flower.records import tensors, unpack  # noqa: E402
+from fedbook.flower.client import client_id  # noqa: E402
+from fedbook.flower.compare import counted  # noqa: E402
+from fedbook.flower.records import unpack  # noqa: E402
+from fedbook.flower.server import PATIENCE  # noqa: E402
 
 NAMES = methods.names()
 
@@ -132,29 +135,6 @@ def test_exactly_what_was_declared_leaves_a_client(both, name):
         return sorted((id, k, count_bytes(v)) for id, values in pairs for k, v in values.items())
 
     assert things(left) == things(declared) and sums(left) == sums(declared)
-
-
-def counted(pairs, t):
-    """Bytes up and down of round t, taken from the recorded messages alone."""
-    up = down = 0
-    for message, answer in pairs:
-        kind = message.metadata.message_type
-        sent, got = message.content, answer.content
-        if kind == "query.tell" and t == 1:
-            up += count_bytes(unpack(got, "told"))
-        if kind not in ("query.measure", "train") or message.metadata.group_id != str(t):
-            continue
-        if "parameters" in sent:
-            down += count_bytes(tensors(sent["parameters"]))
-        if "sent" in sent:
-            down += count_bytes(unpack(sent, "sent"))
-        if "measured" in got:
-            measured = unpack(got, "measured")
-            up += count_bytes(measured["loss"]) + count_bytes(measured["values"])
-        if "values" in got:
-            params = tensors(got["parameters"])
-            up += count_bytes(unpack(got, "values")) + count_bytes(params) + 8 * bool(params)
-    return up, down
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -388,6 +368,36 @@ def test_only_rounds_that_are_due_are_tested_and_clients_are_asked_once_who_they
     kinds = [message.metadata.message_type for message, _ in found.grid.exchanged]
     assert kinds.count("query.who") == 4 and kinds.count("train") == 12
     assert kinds.count("evaluate") == 8 and len(kinds) == 24
+
+
+def test_a_node_that_went_and_came_back_is_asked_again_and_given_time(toy):
+    """One that is listed but silent may be dead: it is not waited for as long."""
+    asked = []
+
+    class Shaky(flower.LocalGrid):
+        meetings = 0
+        away = ()
+
+        def get_node_ids(self):
+            self.meetings += 1
+            return [n for n, c in self._clients.items() if c != 1 or self.meetings not in self.away]
+
+        def send_and_receive(self, messages, *, timeout=None):
+            messages = list(messages)
+            kinds = [m.metadata.message_type for m in messages]
+            asked.extend([timeout] * kinds.count("query.who"))
+            self.down = {1} if "train" in kinds and self.meetings == 2 else set()  # in round 2
+            return super().send_and_receive(messages, timeout=timeout)
+
+    method, model = methods.get("fedavg", **LOCAL), mlp(toy)
+    missing = []
+    for away in ((), (3,)):
+        grid = Shaky(flower.client_app(method, model, lambda c: toy.only(client_id(c))), range(4))
+        grid.away = away
+        run = flower.FedbookStrategy(method, toy.roster(), model, rounds=4, timeout=500).run(grid)
+        missing.append([r.log.get("missing") for r in run.records])
+    assert asked == [500.0] * 4 + [PATIENCE] + [500.0] * 4 + [500.0]
+    assert missing == [[None, [1], None, None], [None, [1], [1], None]]
 
 
 def test_messages_can_be_written_outside_of_a_run_of_flower(toy):

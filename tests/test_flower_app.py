@@ -134,8 +134,11 @@ def test_an_engine_replaces_its_own_lines_alone(tmp_path):
         found = outcome(w)
         compare.store([compare.line("fedavg", engine, found, loop)], tmp_path)
     page = (tmp_path / "flower.md").read_text()
-    assert "| fedavg | 0 | 2e+00 | 8 | 4 |" in page
+    assert "| fedavg | not run | 0 | 2e+00 | not run |" in page
+    assert "| fedavg | 8 |" in page and "2 of 2 |" in page
     assert len((tmp_path / "flower.csv").read_text().splitlines()) == 3
+    compare.store([compare.line("fedprox", "local", found, loop)], tmp_path)  # another method
+    assert len((tmp_path / "flower.csv").read_text().splitlines()) == 4
 
 
 # -- keys ------------------------------------------------------------------------------------------

@@ -34,13 +34,60 @@ def test_a_slider_per_argument_in_the_order_listed():
     assert widget.result == 50.0
 
 
-def test_every_move_shows_the_figure(monkeypatch):
-    shown = []
-    monkeypatch.setattr(plt, "show", lambda: shown.append(plt.gcf()))
-    widget = explore(lambda n: plt.figure(num=n), n=[1, 2, 3])
-    widget.children[0].value = 3
-    assert shown[-1].number == 3
-    plt.close("all")
+@pytest.fixture
+def displayed(monkeypatch):
+    """What a notebook would show."""
+    seen = []
+
+    def display(data, raw, metadata):
+        assert raw
+        seen.append((data, metadata))
+
+    monkeypatch.setattr("IPython.display.display", display)
+    monkeypatch.setattr("fedbook.notebook.NUMBERS", {})
+    return seen
+
+
+def line(n):
+    """A line of n points.
+
+    More about it.
+    """
+    plt.plot(range(n))
+
+
+def test_every_move_shows_the_figure_described(displayed):
+    widget = explore(line, n=[2, 3, 5])
+    widget.children[0].value = 5
+    first, *_, last = [data for data, _ in displayed]
+    assert first["image/png"] != last["image/png"]
+    assert 'alt="A line of n points. Here n = 5."' in last["text/html"]
+    assert not plt.get_fignums()
+
+
+def test_a_slider_begins_where_it_is_told():
+    assert explore(print, tau=[0.1, 0.5, 2.0], start={"tau": 0.5}).children[0].value == 0.5
+
+
+def test_a_still_picture_for_those_who_only_read(displayed, monkeypatch):
+    monkeypatch.setenv("FEDBOOK_STILL", "1")
+    assert explore(line, n=[2, 3, 5], start={"n": 3}) is None
+    [(data, metadata)] = displayed
+    assert metadata["image/png"]["alt"] == "A line of n points. Here n = 3."
+    assert "interactive" not in data["text/plain"]
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"n": [3, 1]}, "ascending order"),
+        ({"n": [1, 3], "start": {"n": 2}}, "n cannot start at 2"),
+        ({"n": [1, 3], "start": {"m": 1}}, "unknown slider 'm'"),
+    ],
+)
+def test_sliders_that_mislead(choices, message):
+    with pytest.raises(FedbookError, match=message):
+        explore(print, **choices)
 
 
 @pytest.mark.parametrize("values", [[], "abc"])
@@ -49,28 +96,32 @@ def test_a_slider_needs_values(values):
         explore(print, alpha=values)
 
 
-def test_show_keeps_the_description_and_closes(monkeypatch):
-    seen = {}
-
-    def display(data, raw, metadata):
-        seen.update(data=data, raw=raw, metadata=metadata)
-
-    monkeypatch.setattr("IPython.display.display", display)
+def test_show_keeps_the_description_and_closes(displayed):
     fig = plt.figure()
-    show(fig, alt='a line that rises: from 0.5 to "1 & more". It is black.')
-    assert seen["raw"] and seen["metadata"]["image/png"]["alt"].startswith("a line that rises")
+    alt = 'a line that rises: from 0.5 to "1 & more". It is black.'
+    show(fig, alt=alt)
+    [(data, metadata)] = displayed
+    assert metadata["image/png"]["alt"].startswith("a line that rises")
     assert not plt.fignum_exists(fig.number)
-    html = ElementTree.fromstring(seen["data"]["text/html"].replace('100%">', '100%"/>'))
+    html = ElementTree.fromstring(data["text/html"].replace('100%">', '100%"/>'))
     image, caption = html.find("img"), html.find("figcaption")
-    assert html.tag == "figure" and caption.text == "a line that rises."
-    assert image.get("alt") == 'a line that rises: from 0.5 to "1 & more". It is black.'
+    assert html.tag == "figure" and caption.text == "Figure 1. a line that rises."
+    assert image.get("alt") == alt
     png = image.get("src").removeprefix("data:image/png;base64,")
-    assert png == seen["data"]["image/png"] and base64.b64decode(png)[1:4] == b"PNG"
-    assert seen["data"]["text/plain"].startswith("<Figure size")
-    show(plt.figure(), alt="a line", caption="Figure 1: <loss>")
-    assert "<figcaption>Figure 1: &lt;loss&gt;</figcaption>" in seen["data"]["text/html"]
+    assert png == data["image/png"] and base64.b64decode(png)[1:4] == b"PNG"
+    assert data["text/plain"].startswith("<Figure size")
     with pytest.raises(FedbookError, match="description"):
         show(fig, alt=" ")
+
+
+def test_figures_keep_their_numbers(displayed):
+    for alt in ("one", "two", "one", "three"):
+        show(plt.figure(), alt=alt, caption=f"<{alt}>")
+    captions = [data["text/html"].split("<figcaption>")[1] for data, _ in displayed]
+    assert [c.split("<")[0] for c in captions] == [
+        f"Figure {n}. &lt;{alt}&gt;"
+        for n, alt in ((1, "one"), (2, "two"), (1, "one"), (3, "three"))
+    ]
 
 
 def test_the_opening_line(capsys):

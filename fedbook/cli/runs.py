@@ -49,8 +49,9 @@ def add(commands: Commands) -> None:
     p.add_argument("--quiet", action="store_true", help="no progress bar")
     example = "fedbook flower new DIR --method fedgcr --dataset digits5_offline"
     p = commands.add("flower", flower, example)
-    p.add_argument("action", choices=("new", "compare"))
-    p.add_argument("names", nargs="*", metavar="DIR|ENGINE", help="a new folder; or engines")
+    p.add_argument("action", choices=("new", "compare", "fault"))
+    help = "new: a folder; compare: engines and methods"
+    p.add_argument("names", nargs="*", metavar="NAME", help=help)
     p.add_argument("--method", dest="own_method", metavar="METHOD", default="fedavg")
     p.add_argument("--dataset", dest="own_dataset", metavar="NAME", default="digits5_offline")
     p.set_defaults(method=None, dataset=None)
@@ -71,11 +72,15 @@ def _add_settings(p: argparse.ArgumentParser) -> None:
 
 
 def flower(args: argparse.Namespace) -> int:
-    """A Flower app of a method, or the engines compared."""
+    """A Flower app of a method, the engines compared, or a node that is lost."""
     if args.action == "compare":
         from fedbook.flower.compare import compare
 
         return compare(args.names, folder_of(args.results))
+    if args.action == "fault":
+        from fedbook.flower.fault import fault
+
+        return fault(folder_of(args.results))
     from fedbook.flower.app import new
 
     if len(args.names) != 1:

@@ -1,11 +1,14 @@
-"""Which cell of a notebook is a slide: tags for `jupyter nbconvert --to slides`.
+"""Which cell of a notebook is a slide, and which is folded: tags for `jupyter nbconvert --to
+slides`, for JupyterLab and for the book.
 
 A section begins a slide. A picture, a table or a long text begins one below it. Setting up,
-exercises, further reading and cells without anything to see are left out.
+exercises, further reading and cells without anything to see are left out. A cell that only draws
+is folded: its code is there, one click away.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -51,18 +54,38 @@ def _size(cell: dict[str, Any], text: str) -> int:
     if hidden or "answer(" in text or not cell["outputs"]:
         return 0
     data = [o.get("data", {}) for o in cell["outputs"]]
-    if any("widget-view" in kind for d in data for kind in d):
+    if "explore(" in text:  # the same pictures stand still above it
         return 0
     if any("image/png" in d or "text/html" in d for d in data):
         return LONG
     return len(text) + 100
 
 
+def draws(cell: dict[str, Any]) -> bool:
+    """Whether a cell only draws: it shows a figure, or has functions that draw and little else."""
+    text = "".join(cell["source"])
+    if cell["cell_type"] != "code" or text.count("\n") < 4:
+        return False
+    defined = (ast.FunctionDef, ast.ClassDef)
+    body = ast.parse(text).body
+    functions = [ast.unparse(node) for node in body if isinstance(node, defined)]
+    rest = "\n".join(ast.unparse(node) for node in body if not isinstance(node, defined))
+    if re.search(r"^\s*show\(", rest, re.M):
+        return True
+    return bool(functions) and all(re.search(r"\b(ax|axes|plt)\b", f) for f in functions)
+
+
 def tag(notebook: dict[str, Any]) -> dict[str, Any]:
-    """The notebook with slide tags."""
+    """The notebook with the tags of slides and folds."""
     cells = []
     for cell, kind in zip(notebook["cells"], kinds(notebook["cells"])):
         metadata = {**cell["metadata"], "slideshow": {"slide_type": kind}}
+        tags = set(metadata.get("tags", []))
+        if draws(cell):
+            metadata |= {"jupyter": {"source_hidden": True}, "tags": sorted({*tags, "hide-input"})}
+        elif "hide-input" in tags:
+            del metadata["jupyter"]
+            metadata["tags"] = sorted(tags - {"hide-input"})
         cells.append({**cell, "metadata": dict(sorted(metadata.items()))})
     return {**notebook, "cells": cells}
 

@@ -82,7 +82,8 @@ reads `data/roster.safetensors`, which has none. `{package}/task.py` is the meth
 
 In simulation, all in one machine:
 
-    flwr run . --stream --federation-config "num-supernodes={clients}"
+    flwr run . --stream \\
+        --federation-config "num-supernodes={clients} client-resources-num-cpus=1"
 
 As real processes (one SuperNode per client; move its file of `data/` to its machine):
 

@@ -196,11 +196,10 @@ class Work:
                     f"{[c.id for c in federation.clients]}",
                     "a partition is a federation of one client: federation.only(id)",
                 )
-            model = self._model
             self._sites[key] = Site(
                 self.method,
                 federation,
-                model if isinstance(model, nn.Module) else model(federation),
+                built(self._model, federation),
                 rounds=config["rounds"],
                 seed=config["seed"],
                 device=self._device,
@@ -274,6 +273,11 @@ class Turn:
             owned = {k: t.clone() for k, t in found.items()}
             with write_atomically(path) as part:
                 part.write_bytes(save(owned, {"nest": json.dumps(nest)}))
+
+
+def built(model: Model, federation: Federation) -> nn.Module:
+    """A model as it is, or made for this federation."""
+    return model if isinstance(model, nn.Module) else model(federation)
 
 
 def reply(message: Message, **nests: Any) -> Message:

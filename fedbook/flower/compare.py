@@ -3,6 +3,7 @@
     fedbook flower compare                     # loop, lock-step, Flower in one process: all methods
     fedbook flower compare simulation          # Flower's simulation (Ray): all methods, one start
     fedbook flower compare deployment          # SuperLink and four SuperNodes: FedGCR and FGPT
+    fedbook flower compare simulation fedavg   # of one method
 
 Each writes its lines of results/flower.csv; results/flower.md is made of all of them.
 """
@@ -12,11 +13,13 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedbook import methods, models
-from fedbook.errors import unknown
+from fedbook.errors import FedbookError, unknown
 from fedbook.experiment import PROMPTED, Experiment
 from fedbook.federation import Federation
 from fedbook.files import write_atomically
@@ -34,15 +37,15 @@ from fedbook.flower.app import new
 from fedbook.flower.client import Work
 from fedbook.flower.deal import deal
 from fedbook.flower.local import log_level, run_local
-from fedbook.flower.loopback import Loopback
-from fedbook.flower.records import weight
+from fedbook.flower.loopback import QUIET, Loopback
+from fedbook.flower.records import tensors, unpack, weight
 from fedbook.flower.server import FedbookStrategy, run_key
 from fedbook.methods.client_index import client_index
 from fedbook.results import default_folder
 from fedbook.rounds import Method, Record, simulate
 from fedbook.rounds.checkpoint import Checkpoint
 from fedbook.rounds.device import Device
-from fedbook.rounds.params import Params
+from fedbook.rounds.params import Params, count_bytes
 
 ROUNDS = 3
 CLIENTS = 4
@@ -53,8 +56,10 @@ ENGINES = {
     "simulation": "Flower, simulation",
     "deployment": "Flower, deployment",
 }
-DEPLOYED = ("fedgcr", "fgpt")
+DEPLOYED = ["fedgcr", "fgpt"]  # unless others are asked for
+GENTLY = {"at_once": 2, "timeout": 300}  # for four nodes that share a small machine
 MODELS = PROMPTED | {"fedbn": {"name": "resnet32", "width": 4, "norm": "batch"}}
+ONE_CORE: Any = {"client_resources": {"num_cpus": 1}}  # Flower's two would ask too much of one core
 LIMIT = 900.0  # seconds a deployed run may take
 
 
@@ -69,7 +74,9 @@ class Line:
     weights: float
     bytes_up: int  # of round 2, as fedbook counts
     bytes_down: int
-    records_up: int | None = None  # the same round, as Flower's records hold it
+    messages_up: int | None = None  # the same, from the recorded messages alone
+    messages_down: int | None = None
+    records_up: int | None = None  # the same messages as Flower's records hold them
     records_down: int | None = None
     start_seconds: float
     round_seconds: float
@@ -108,9 +115,10 @@ def method_of(name: str) -> Method:
     return methods.get(name)
 
 
-def model_of(name: str) -> torch.nn.Module:
+def model_of(name: str, own: Federation | None = None) -> torch.nn.Module:
+    """The method's model; a client builds it by its own samples."""
     options = dict(experiment(name).model)
-    return models.build(options.pop("name"), federation(), **options)
+    return models.build(options.pop("name"), own or federation(), **options)
 
 
 # -- the engines -----------------------------------------------------------------------------------
@@ -124,41 +132,69 @@ def by_simulate(name: str, engine: str) -> Outcome:
     return Outcome(run.params, run.records, start, note)
 
 
-def by_messages(name: str) -> tuple[Outcome, int, int]:
-    """In one process, with the weight of the messages of round 2."""
+def by_messages(name: str) -> tuple[Outcome, dict[str, int]]:
+    """In one process, with what the messages of round 2 hold."""
     began = time.perf_counter()
     run = run_local(method_of(name), federation(), model_of(name), ROUNDS)
     start = time.perf_counter() - began - sum(r.seconds for r in run.records)
-    up = down = 0
+    up, down = counted(run.grid.exchanged, 2)
+    held = {"messages_up": up, "messages_down": down, "records_up": 0, "records_down": 0}
     for message, answer in run.grid.exchanged:
         kind = message.metadata.message_type
         if message.metadata.group_id == "2" and kind != "evaluate":
-            down += weight(message.content)
-            up += weight(answer.content)
-    return Outcome(run.params, run.records, start), up, down
+            held["records_down"] += weight(message.content)
+            held["records_up"] += weight(answer.content)
+    return Outcome(run.params, run.records, start), held
+
+
+def counted(pairs: Iterable[tuple[Message, Message]], t: int) -> tuple[int, int]:
+    """Bytes up and down of round t by fedbook's rule, taken from the recorded messages alone."""
+    up = down = 0
+    for message, answer in pairs:
+        kind = message.metadata.message_type
+        sent, got = message.content, answer.content
+        if kind == "query.tell" and t == 1:
+            up += count_bytes(unpack(got, "told"))
+        if kind not in ("query.measure", "train") or message.metadata.group_id != str(t):
+            continue
+        if "parameters" in sent:
+            down += count_bytes(tensors(sent.array_records["parameters"]))
+        if "sent" in sent:
+            down += count_bytes(unpack(sent, "sent"))
+        if "measured" in got:
+            measured = unpack(got, "measured")
+            up += count_bytes(measured["loss"]) + count_bytes(measured["values"])
+        if "values" in got:
+            params = tensors(got.array_records["parameters"])
+            up += count_bytes(unpack(got, "values")) + count_bytes(params) + 8 * bool(params)
+    return up, down
+
+
+@cache
+def work_of(name: str, folder: Path) -> Work:
+    """What a worker of Ray's does for a method: built once, since every message brings the app."""
+    torch.set_num_threads(1)
+
+    def own(context: Context) -> Federation:
+        return Federation.load(folder / f"client-{context.node_config['partition-id']}.safetensors")
+
+    return Work(methods.get(name), partial(model_of, name), own, Device("cpu"))
 
 
 def by_ray(names: list[str], folder: Path) -> dict[str, Outcome]:
     """Flower's simulation, started once: the server runs one method after another."""
+    os.environ.update(QUIET)  # before Ray is imported
     from flwr.simulation import run_simulation
 
     deal(federation(), folder)
     roster = federation().roster()
     chosen = {name: method_of(name) for name in names}
     keys = {run_key(method, roster, 0): name for name, method in chosen.items()}
-    built = {name: model_of(name) for name in names}
-    work: dict[str, Work] = {}
-
-    def own(context: Context) -> Federation:
-        return Federation.load(folder / f"client-{context.node_config['partition-id']}.safetensors")
 
     def dispatch(kind: str) -> Any:
         def answer(message: Message, context: Context) -> Message:
-            torch.set_num_threads(1)
             name = keys[str(message.content.config_records["run"]["run"])]
-            if name not in work:
-                work[name] = Work(chosen[name], built[name], own, Device("cpu"))
-            return getattr(work[name], kind)(message, context)
+            return getattr(work_of(name, folder), kind)(message, context)
 
         return answer
 
@@ -176,26 +212,49 @@ def by_ray(names: list[str], folder: Path) -> dict[str, Outcome]:
         first.append(time.perf_counter())
         for name in names:
             began = time.perf_counter()
-            run = FedbookStrategy(chosen[name], roster, built[name], rounds=ROUNDS, timeout=600)
+            model = model_of(name, roster)
+            run = FedbookStrategy(chosen[name], roster, model, rounds=ROUNDS, timeout=300)
             run.run(grid)
             rounds = sum(r.seconds for r in run.records)
             found[name] = Outcome(run.params, run.records, time.perf_counter() - began - rounds)
 
     began = time.perf_counter()
-    run_simulation(server, client, CLIENTS)
+    with ray_up():
+        run_simulation(server, client, CLIENTS, backend_config=ONE_CORE)
     for outcome in found.values():  # everybody waits for Ray to start
         outcome.start += first[0] - began
     return found
 
 
-def by_processes(name: str, link: Loopback, folder: Path) -> Outcome:
-    """One run of a deployment that is up."""
+@contextmanager
+def ray_up() -> Iterator[None]:
+    """Ray gives itself half a minute to start, which a busy machine may miss: three attempts."""
+    import ray
+
+    for left in (2, 1, 0):
+        try:
+            ray.init(include_dashboard=False, log_to_driver=False)
+            break
+        except Exception as error:
+            ray.shutdown()
+            if not left:
+                raise FedbookError("Ray did not start", f"it says: {error}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def by_processes(name: str, link: Loopback, folder: Path, seconds: float = LIMIT) -> Outcome:
+    """One run of a deployment that is up, of at most so many seconds."""
     app = new(folder / name, experiment(name))
     began = time.perf_counter()
-    link.run(app, LIMIT, evaluate_every=ROUNDS)
-    seconds = time.perf_counter() - began
+    said = link.run(app, seconds, evaluate_every=ROUNDS, **GENTLY)
+    spent = time.perf_counter() - began
+    if "Strategy execution finished" not in said:  # Flower returns 0 even then
+        raise FedbookError(f"the run of {name} did not finish", said[-2000:])
     params, records = result(app / "run")
-    return Outcome(params, records, seconds - sum(r.seconds for r in records))
+    return Outcome(params, records, spent - sum(r.seconds for r in records))
 
 
 def result(folder: Path) -> tuple[Params, list[Record]]:
@@ -244,56 +303,61 @@ def line(name: str, engine: str, found: Outcome, loop: Outcome, **more: Any) -> 
     )
 
 
-def compare(engines: Iterable[str], folder: Path | None = None) -> int:
-    """Run the engines asked for (the three of one process unless told) and write the table."""
-    asked = list(engines) or ["loop", "lockstep", "local"]
-    for engine in asked:
-        if engine not in ENGINES:
-            raise unknown("engine", engine, ENGINES)
+def compare(asked: Iterable[str], folder: Path | None = None) -> int:
+    """Run the engines and methods asked for, and write the table.
+
+    Unless told: the three engines of one process, and all methods.
+    """
+    asked = list(asked)
+    for one in asked:
+        if one not in ENGINES and one not in methods.names():
+            raise unknown("engine", one, ENGINES)
+    engines = [e for e in ENGINES if e in asked] or ["loop", "lockstep", "local"]
+    usual = DEPLOYED if engines == ["deployment"] else methods.names()
+    names = [n for n in methods.names() if n in asked] or usual
     folder = default_folder("results") if folder is None else folder
     torch.set_num_threads(1)
-    names = list(DEPLOYED) if asked == ["deployment"] else methods.names()
     by_simulate("fedavg", "loop")  # the first run of a process pays for imports and kernels
     loop = {name: by_simulate(name, "loop") for name in names}
-    lines = []
-    if "loop" in asked:
-        lines += [line(name, "loop", found, found) for name, found in loop.items()]
-    if "lockstep" in asked:
+    if "loop" in engines:
+        store([line(name, "loop", found, found) for name, found in loop.items()], folder)
+    if "lockstep" in engines:
         for name in names:
-            lines.append(line(name, "lockstep", by_simulate(name, "lockstep"), loop[name]))
-    if "local" in asked:
+            store([line(name, "lockstep", by_simulate(name, "lockstep"), loop[name])], folder)
+    if "local" in engines:
         for name in names:
-            found, up, down = by_messages(name)
-            more = {"records_up": up, "records_down": down}
-            lines.append(line(name, "local", found, loop[name], **more))
+            found, held = by_messages(name)
+            store([line(name, "local", found, loop[name], **held)], folder)
     with tempfile.TemporaryDirectory() as scratch:
-        if "simulation" in asked:
+        if "simulation" in engines:
             with log_level(30):
                 ray = by_ray(names, Path(scratch) / "data")
-            lines += [line(name, "simulation", found, loop[name]) for name, found in ray.items()]
-        if "deployment" in asked:
+            for name, found in ray.items():
+                store([line(name, "simulation", found, loop[name])], folder)
+        if "deployment" in engines:
             began = time.perf_counter()
             with Loopback(Path(scratch) / "link", CLIENTS) as link:
                 started = time.perf_counter() - began
-                for name in DEPLOYED:
+                for name in names:
                     found = by_processes(name, link, Path(scratch))
                     found.start += started
-                    lines.append(line(name, "deployment", found, loop[name]))
-    store(lines, folder)
+                    store([line(name, "deployment", found, loop[name])], folder)
     print((folder / "flower.md").read_text())
     return 0
 
 
 def store(lines: list[Line], folder: Path) -> None:
-    """Replace the lines of these engines in flower.csv, and write flower.md of all."""
+    """Replace these lines in flower.csv, and write flower.md of all."""
     path = folder / "flower.csv"
-    rows = [{k: v for k, v in asdict(x).items()} for x in lines]
-    new = {row["engine"] for row in rows}
-    if path.is_file():
-        with path.open(newline="") as f:
-            rows += [row for row in csv.DictReader(f) if row["engine"] not in new]
+    rows: list[dict[str, Any]] = [asdict(x) for x in lines]
+    new = {(row["method"], row["engine"]) for row in rows}
     order = list(ENGINES)
     known = methods.names()
+    if path.is_file():
+        with path.open(newline="") as f:
+            for row in csv.DictReader(f):
+                if row["method"] in known and (row["method"], row["engine"]) not in new:
+                    rows.append(row)
     rows.sort(key=lambda r: (known.index(r["method"]), order.index(r["engine"])))
     with write_atomically(path) as part, part.open("w", newline="") as f:
         writer = csv.DictWriter(f, [x.name for x in fields(Line)], lineterminator="\n")
@@ -306,38 +370,65 @@ def store(lines: list[Line], folder: Path) -> None:
 def page(rows: list[dict[str, Any]]) -> str:
     """The table for readers."""
     by = {(r["method"], r["engine"]): r for r in rows}
-    engines = [e for e in ENGINES if e != "loop" and any(r["engine"] == e for r in rows)]
-    head = ["method", *(ENGINES[e] for e in engines), "bytes up", "bytes down"]
-    head += ["in records up", "in records down"]
+    engines = [e for e in ENGINES if e != "loop"]
     out = [
         "# One method, five engines",
         "",
-        f"Largest difference of any parameter to the loop after {ROUNDS} rounds, {CLIENTS} clients "
-        "with a few digits each. Bytes are those of round 2, counted by fedbook's rule, the same "
-        "for all engines; then as Flower's records hold them. `fedbook flower compare` makes this.",
+        f"Largest difference of any parameter or weight to the loop after {ROUNDS} rounds, "
+        f"{CLIENTS} clients with a few digits each; 0: not a bit. `fedbook flower compare` makes "
+        "this, `fedbook flower compare ENGINE METHOD ...` adds to it.",
         "",
-        f"| {' | '.join(head)} |",
-        f"|{'---|' * len(head)}",
+        table_head("method", *(ENGINES[e] for e in engines)),
     ]
-    for name in dict.fromkeys(r["method"] for r in rows):
-        cells = [name]
-        for e in engines:
-            row = by.get((name, e))
-            cells.append("" if row is None else difference(row))
+    names = list(dict.fromkeys(r["method"] for r in rows))
+    for name in names:
+        found = [by.get((name, e)) for e in engines]
+        out.append(cells(name, *("not run" if r is None else difference(r) for r in found)))
+    out += [
+        "",
+        "## Bytes",
+        "",
+        "Bytes of round 2, all clients together. *Counted* is what every engine says, by fedbook's "
+        "rule: the contents alone. *In messages* is the same rule applied to the messages that "
+        "Flower carried. *In records* are the same messages with the headers of arrays, names and "
+        "JSON.",
+        "",
+        table_head(
+            *("method", "up, counted", "in messages", "in records"),
+            *("down, counted", "in messages", "in records", "engines that count so"),
+        ),
+    ]
+    for name in names:
         local = by.get((name, "local"), {})
-        for key in ("bytes_up", "bytes_down", "records_up", "records_down"):
-            value = local.get(key)
-            cells.append(f"{int(value):,}" if value not in (None, "") else "")
-        out.append(f"| {' | '.join(cells)} |")
-    out += ["", "| engine | start, s | a round, s | methods |", "|---|---|---|---|"]
+        numbers = []
+        for way in ("up", "down"):
+            for key in ("bytes", "messages", "records"):
+                value = local.get(f"{key}_{way}")
+                numbers.append(f"{int(value):,}" if value not in (None, "") else "")
+        own = [r for r in rows if r["method"] == name]
+        alike = [r for r in own if all(same_bytes(r, local, way) for way in ("up", "down"))]
+        out.append(cells(name, *numbers, f"{len(alike)} of {len(own)}"))
+    out += ["", "## Time", "", table_head("engine", "start, s", "a round, s", "methods")]
     for e in ENGINES:
         own = [r for r in rows if r["engine"] == e]
         if own:
             start = sorted(float(r["start_seconds"]) for r in own)[len(own) // 2]
             spent = sorted(float(r["round_seconds"]) for r in own)[len(own) // 2]
-            out.append(f"| {ENGINES[e]} | {start:.3g} | {spent:.3g} | {len(own)} |")
+            out.append(cells(ENGINES[e], f"{start:.3g}", f"{spent:.3g}", str(len(own))))
     out += ["", "Seconds are medians over the methods, on the machine and at the load of the day."]
     return "\n".join(out) + "\n"
+
+
+def cells(*texts: str) -> str:
+    return f"| {' | '.join(texts)} |"
+
+
+def table_head(*texts: str) -> str:
+    return f"{cells(*texts)}\n|{'---|' * len(texts)}"
+
+
+def same_bytes(row: dict[str, Any], local: dict[str, Any], way: str) -> bool:
+    return int(row[f"bytes_{way}"]) == int(local.get(f"bytes_{way}", -1))
 
 
 def difference(row: dict[str, Any]) -> str:

@@ -31,6 +31,7 @@ QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_raylet_start_wait_time_s": "120",  # Ray gives up sooner than a busy machine is ready
     "OMP_NUM_THREADS": "1",
 }
 
@@ -96,10 +97,9 @@ class Loopback:
             trust = f'root-certificates = "{ca}"'
         else:
             command += ["--insecure"]
-        options = f"options.num-supernodes = {self.simulated}\n" if self.simulated else ""
         (self.folder / "flwr" / "config.toml").write_text(
             f'[superlink]\ndefault = "loop"\n\n[superlink.loop]\naddress = "{HOST}:{self.port}"\n'
-            f"{trust}\n{options}"
+            f"{trust}\n"
         )
         self._begin("superlink", command)
         self._wait()
@@ -181,6 +181,9 @@ class Loopback:
     def begin(self, app: str | Path, **config: Any) -> subprocess.Popen:
         """Start a run of an app; `config` overrides its settings."""
         command = ["flwr", "run", str(app), "loop", "--stream"]
+        if self.simulated:
+            played = f"num-supernodes={self.simulated} client-resources-num-cpus=1"
+            command += ["--federation-config", played]
         if config:
             pairs = []
             for name, value in config.items():

@@ -23,6 +23,7 @@ from torch import nn
 
 from fedbook.errors import FedbookError
 from fedbook.federation import Federation
+from fedbook.flower.client import Model, built
 from fedbook.flower.deal import roster_of
 from fedbook.flower.records import arrays, pack, tensors, unpack
 from fedbook.rounds.checkpoint import Checkpoint
@@ -211,6 +212,8 @@ class FedbookStrategy(Strategy):
     def _meet(self, grid: Grid) -> None:
         """Which nodes are there, and which clients they are; new ones are asked."""
         present = set(grid.get_node_ids())
+        self._silent &= present  # whoever has gone is new when it comes back
+        self._ids = {node: id for node, id in self._ids.items() if node in present}
         new = present - set(self._ids)
         again = new & self._silent
         answers = self._ask(grid, new - again, self._timeout)
@@ -229,7 +232,7 @@ class FedbookStrategy(Strategy):
                 log(WARNING, "a node came as client %s, which is not on the roster", id)
         here = {}
         for node, id in self._ids.items():  # the node that was asked last is the client
-            if node in present and id in self._roster_ids:
+            if id in self._roster_ids:
                 here[id] = node
         for id in sorted(set(self.nodes) - set(here)):
             log(WARNING, "client %s has left", id)
@@ -452,7 +455,7 @@ class FedbookStrategy(Strategy):
 
 def server_app(
     method: Method | Callable[[], Method],
-    model: nn.Module | Callable[[Federation], nn.Module],
+    model: Model,
     roster: Callable[[Context], Federation] = roster_of,
 ) -> ServerApp:
     """A `ServerApp` that runs the method; the run's configuration has rounds, seed, checkpoint, ...
@@ -468,7 +471,7 @@ def server_app(
         FedbookStrategy(
             method if isinstance(method, Method) else method(),
             who,
-            model if isinstance(model, nn.Module) else model(who),
+            built(model, who),
             rounds=int(config.get("rounds", 3)),
             seed=int(config.get("seed", 0)),
             evaluate_every=int(config.get("evaluate-every", 1)),

@@ -21,6 +21,7 @@ from fedbook.papers.spec import Run, Spec, lookup
 from fedbook.tour.stop import QUICK, SEEDS, Effect, Found, Part, Picture, Stop, interval, mean
 
 COUNTS = (3, 4, 5, 6, 7)  # T' of Table 3; there are five types
+RULE = {"sizes": "rule", "scale": 0.05, "limit": [10_000, 30], "shuffle": True}
 SCALE = Scale(
     name=QUICK,
     rounds=10,
@@ -30,7 +31,7 @@ SCALE = Scale(
     solver={**ADAMW, "lr": PRINTED.solver["lr"], "batch_size": 8},  # one rate for all
     own=Domains(
         model=SMALL,
-        sizes={"sizes": "rule", "scale": 0.05, "limit": [10_000, 30], "shuffle": True},
+        sizes={"digit_five": RULE},
         order={},
         swapped={},
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -142,42 +143,65 @@ def quirk_bars(spec: Spec, runs: Sequence[Run]) -> Drawn:
     return fig, f"{what} {'; '.join(f'{q} {change[q]:+.1f}' for q in order)}."
 
 
-def by_size(spec: Spec, runs: Sequence[Run]) -> Drawn:
-    """Avg and sigma_type of the methods as images and rounds are multiplied."""
+def validation_curves(spec: Spec, runs: Sequence[Run]) -> Drawn:
+    """Mean accuracy over clients on validation images, round by round."""
     from fedbook import plots
 
-    fig, axes = plots.panels(2)
-    said = []
-    shown = (("avg_type", "Avg (%)"), ("sigma_type", "$\\sigma_{type}$ (points)"))
-    for ax, (metric, label) in zip(axes, shown):
-        found: dict[str, dict[str, list[float]]] = {}
-        for method, own in by_method(runs).items():
-            for run in own:
-                at = f"images x{run.row['times_images']}\nrounds x{run.row['times_rounds']}"
-                value = 100 * run.metrics[metric]
-                found.setdefault(method, {}).setdefault(at, []).append(value)
-        order = list(dict.fromkeys(at for points in found.values() for at in points))
-        plots.dodged(found, order, order, ax)
-        most = max(max(v) for points in found.values() for v in points.values())
-        ax.set(ylabel=label, ylim=(0, 1.12 * most))
-        for method, points in found.items():
-            for at, values in points.items():
-                name = plots.look(method)["label"]
-                said.append(f"{name} {metric} {' '.join(at.split())}: {np.mean(values):.1f}")
-    plots.legend_outside(fig, axes)
+    fig, (ax,) = plots.panels(1)
+    told = []
+    for method, own in by_method(finished(runs)).items():
+        look = plots.look(method)
+        for run in own:
+            curve = run.metrics["curves"]["avg_client"]
+            rounds = run.experiment.evaluate_every * np.arange(1, len(curve) + 1)
+            ax.plot(rounds, curve, **(look if run is own[0] else {**look, "label": None}))
+        told.append(f"{look['label']} {', '.join(f'{v:.2f}' for v in curve)}")
+    ax.set(xlabel="round", ylabel="accuracy on validation images")
+    plots.legend_outside(fig, [ax])
     fig.suptitle(heading(spec, runs, ", DIF 10"), fontsize=8)
-    return fig, "; ".join(said) + "."
+    return fig, f"Accuracy every {run.experiment.evaluate_every} rounds: {'; '.join(told)}."
+
+
+def protocols_side_by_side(spec: Spec, runs: Sequence[Run]) -> Drawn:
+    """Avg and sigma_type of every method under each protocol, one panel per dataset and score."""
+    from fedbook import plots
+
+    names = {"printed": "one rate for all", "published": "as published", "tuned": "tuned"}
+    datasets = list(dict.fromkeys(run.row["dataset"] for run in finished(runs)))
+    scores = (("avg_type", "Avg (%)"), ("sigma_type", "$\\sigma_{type}$ (points)"))
+    fig, axes = plots.panels(2 * len(datasets), 5.4, 3.2, columns=2)
+    told = []
+    for ax, (dataset, (metric, label)) in zip(axes, product(datasets, scores)):
+        here = [run for run in finished(runs) if run.row["dataset"] == dataset]
+        found: dict[str, dict[str, list[float]]] = {}
+        for method, own in by_method(here).items():
+            for run in own:
+                value = 100 * run.metrics[metric]
+                found.setdefault(method, {}).setdefault(run.row["protocol"], []).append(value)
+        shown = [p for p in names if any(p in points for points in found.values())]
+        plots.dodged(found, shown, [names[p] for p in shown], ax)
+        ax.set(ylabel=label, title=data_name(here, dataset))
+        for method, points in found.items():
+            for protocol, values in points.items():
+                name = plots.look(method)["label"]
+                told.append(f"{dataset} {name} {protocol} {metric} {np.mean(values):.1f}")
+    plots.legend_outside(fig, axes)
+    fig.suptitle(heading(spec, runs, ", DIF 10; bars: lowest to highest seed"), fontsize=8)
+    return fig, "; ".join(told) + "."
 
 
 def grouped_on(spec: Spec, runs: Sequence[Run]) -> Drawn:
-    """Every client's accuracy with groups made of h and with groups made of the frozen feature, in
-    one panel per dataset.
+    """Every client's accuracy with groups made of h, of the frozen feature, or given as the true
+    types, in one panel per dataset.
     """
+    from matplotlib.ticker import MaxNLocator
+
     from fedbook import plots
 
     sides = {
         "h": ("groups by h", plots.RED, "*"),
         "frozen": ("by the frozen feature", "black", "o"),
+        "types": ("by the true types", plots.BLUE, "s"),
     }
     datasets = dict.fromkeys(r.row["dataset"] for r in finished(runs))
     fig, axes = plots.panels(len(datasets))
@@ -201,6 +225,7 @@ def grouped_on(spec: Spec, runs: Sequence[Run]) -> Drawn:
         ax.set(
             title=title, xlabel="client, from worst to best", ylabel="test accuracy", ylim=(0, 1)
         )
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     plots.legend_outside(fig, axes)
     fig.suptitle(heading(spec, runs, "; band: lowest to highest seed"), fontsize=8)
     return fig, f"Test accuracy of each client, sorted from worst to best. {'; '.join(told)}."
