@@ -114,7 +114,7 @@ class PromptedViT(nn.Module):
 
     def start(self, x: Tensor, tokens: Tensor | None) -> Tensor:
         """The kept tokens if there are any, else those of the images."""
-        dtype = self.backbone.blocks[0].norm1.weight.dtype
+        dtype = self.backbone.patch_embed.proj.weight.dtype
         return self.tokens(x) if tokens is None else tokens.to(dtype)
 
     def insert(self, t: Tensor, p: Tensor) -> Tensor:
