@@ -1,7 +1,8 @@
 """A guided tour: the ideas of the four papers at work in minutes, on data that come with fedbook.
 
-A stop (`fedgcr.py`, ...) is one paper at quick scale: few runs, three seeds. FedGCR's rate
-is the printed one, those of others were chosen on validation data (`fedbook tune PAPER --quick`;
+A stop (`fedgcr.py`, ...) is one paper at quick scale: few runs, three seeds. FedGCR's rate is the
+printed one; rates tuned on validation data were tried first, and with them its lead was seen in one
+seed of three. Those of GRP-FED and FGPT were chosen on validation data (`fedbook tune PAPER --quick`;
 the trials are stored). `tour()` runs what is missing; `page.py` and `terminal.py` show it.
 """
 

@@ -59,8 +59,8 @@ def effects(found: Found) -> list[Effect]:
             claims=("grp5",),
         ),
         Effect(
-            text="It costs generalisation: everybody's beats are read worse (T_r, beta 0.2 to 1; "
-            "at 0 a personal model never sees a label)",
+            text="It costs generalisation: everybody's beats are read worse (T_r, beta 0.2 to 1, "
+            "chosen after beta 0 to 1 showed the reverse)",
             check=above("T_r", score(found, "generalization", 0.2), narrow),
             claims=("grp5",),
         ),
