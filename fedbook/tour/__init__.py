@@ -2,7 +2,7 @@
 
 A stop (`fedgcr.py`, ...) is one paper at quick scale: few runs, three seeds. FedGCR's rate is the
 printed one; rates tuned on validation data were tried first, and with them its lead was seen in one
-seed of three. Those of GRP-FED and FGPT were chosen on validation data (`fedbook tune PAPER --quick`;
+seed of three. GRP-FED and FGPT have theirs from validation data (`fedbook tune PAPER --quick`;
 the trials are stored). `tour()` runs what is missing; `page.py` and `terminal.py` show it.
 """
 
