@@ -321,9 +321,7 @@ def channels(stack: Stack) -> Arranged:
     if any(isinstance(m, (nn.LayerNorm, nn.Softmax)) for m in stack.model.modules()):
         raise Unsupported("layers across channels")
     model = twin(stack, CHANNEL_TWINS)
-    prepare = getattr(
-        model, "prepare", nn.Identity()
-    )  # the same for all: before clients are joined
+    prepare = getattr(model, "prepare", nn.Identity())  # runs before clients are joined
     model.prepare = nn.Identity()
 
     def run(x: Tensor, precomputed: Params) -> tuple[Tensor, Tensor]:
