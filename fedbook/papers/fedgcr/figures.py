@@ -187,7 +187,8 @@ def protocols_side_by_side(spec: Spec, runs: Sequence[Run]) -> Drawn:
                 told.append(f"{dataset} {name} {protocol} {metric} {np.mean(values):.1f}")
     plots.legend_outside(fig, axes)
     fig.suptitle(heading(spec, runs, ", DIF 10; bars: lowest to highest seed"), fontsize=8)
-    return fig, "; ".join(told) + "."
+    what = "Avg and sigma_type of every method, with one rate for all and with its own."
+    return fig, f"{what} {'; '.join(told)}."
 
 
 def grouped_on(spec: Spec, runs: Sequence[Run]) -> Drawn:
