@@ -237,9 +237,9 @@ def test_beta_zero_ignores_the_labels(toy):
 
 def test_the_classifier_is_fixed_in_the_local_step(toy):
     class Watched(AdversarialLocal):
-        def train(self, local, D, f_global):
+        def train(self, local, D, plan):
             before = [p.detach().clone() for p in local.model.head.parameters()]
-            super().train(local, D, f_global)
+            super().train(local, D, plan)
             after = list(local.model.head.parameters())
             assert all(torch.equal(p, q) for p, q in zip(before, after)) and all(
                 p.requires_grad for p in after
@@ -280,7 +280,7 @@ def test_a_small_step_on_the_regulariser_makes_features_look_more_global(toy, ga
     """
 
     class Watched(AdversarialLocal):
-        def train(self, local, D, f_global):
+        def train(self, local, D, plan):
             def looks_personal():
                 with torch.no_grad():
                     z = local.model.embed(toy.inputs(local.client.train))
@@ -288,7 +288,7 @@ def test_a_small_step_on_the_regulariser_makes_features_look_more_global(toy, ga
 
             judge, before = copy.deepcopy(D), None
             before = looks_personal()
-            super().train(local, D, f_global)
+            super().train(local, D, plan)
             change.append(looks_personal() - before)
 
     change = []

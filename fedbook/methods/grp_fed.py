@@ -150,26 +150,37 @@ class AdversarialLocal(Personal):
         here = local.model.state_dict()
         upload = clone({n: here[n] for n in local.received})
         copy_into(here, local.received)
-        f_global = self.features(local)
+        plan = self.plan(local)
+        used = torch.cat(plan).unique()
+        f_global = self.features(local, used)
         if self.start == "own":
             copy_into(here, memory.get("extractor", {}))
         D = two_layers(f_global.shape[1], self.hidden, 1).to(f_global.device)
         copy_into(D.state_dict(), memory.get("discriminator", {}))
-        self.train(local, D, f_global)
+        self.train(local, D, [(part, f_global[torch.searchsorted(used, part)]) for part in plan])
         memory["extractor"] = clone(body({n: here[n] for n in local.received}))
         memory["discriminator"] = clone(D.state_dict())
         copy_into(here, upload)
         return {}  # nothing of this is sent
 
+    def plan(self, local: Local) -> list[Tensor]:
+        """The mini-batches of all epochs, as places among the client's training samples."""
+        places = local.client.train
+        found: list[Tensor] = []
+        for _ in range(self.solve.epochs):
+            order = torch.randperm(len(places), generator=local.generator).to(places.device)
+            found += order.split(self.solve.batch_size)[: self.solve.batches]
+        return found
+
     @torch.no_grad()
-    def features(self, local: Local) -> Tensor:
-        """f^g of the client's training samples, in their order."""
+    def features(self, local: Local, used: Tensor) -> Tensor:
+        """f^g of the client's training samples at these places, in their order."""
         local.model.eval()
-        batches = (Batch(local, part) for part in local.client.train.split(512))
+        batches = (Batch(local, local.client.train[part]) for part in used.split(512))
         return torch.cat([b.z.float() for b in batches])
 
-    def train(self, local: Local, D: nn.Module, f_global: Tensor) -> None:
-        """R epochs of (4), (5) and L_D in turn; the classifier is fixed."""
+    def train(self, local: Local, D: nn.Module, plan: list[tuple[Tensor, Tensor]]) -> None:
+        """(4), (5) and L_D in turn, on mini-batches and their f^g; the classifier is fixed."""
         model: Any = local.model
         fixed = [p for p in model.head.parameters() if p.requires_grad]
         for p in fixed:
@@ -177,25 +188,22 @@ class AdversarialLocal(Personal):
         model.train()
         optimizer = self.solve.build(model)
         optimizer_D = self.solve.build(D)
-        for _ in range(self.solve.epochs):
-            order = torch.randperm(len(f_global), generator=local.generator).to(f_global.device)
-            for part in order.split(self.solve.batch_size):
-                batch = Batch(local, local.client.train[part])
-                with local.device.autocast():
-                    fit = F.cross_entropy(batch.logits, batch.y)
-                    loss = self.beta * fit + (1 - self.beta) * generator_loss(
-                        D(batch.z), self.gan_loss
-                    )
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                self.solve.clip_gradient(model)
-                optimizer.step()  # (4)
-                with torch.no_grad():
-                    f_local = model.embed(batch.x, **batch.precomputed)
-                loss_D = discriminator_loss(D(f_global[part]), D(f_local.float()), self.gan_loss)
-                optimizer_D.zero_grad(set_to_none=True)  # also of what (5) left in D
-                loss_D.backward()
-                optimizer_D.step()
+        for part, f_global in plan:
+            batch = Batch(local, local.client.train[part])
+            with local.device.autocast():
+                fit = F.cross_entropy(batch.logits, batch.y)
+                regular = generator_loss(D(batch.z), self.gan_loss)
+                loss = self.beta * fit + (1 - self.beta) * regular
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            self.solve.clip_gradient(model)
+            optimizer.step()  # (4)
+            with torch.no_grad():
+                f_local = model.embed(batch.x, **batch.precomputed)
+            loss_D = discriminator_loss(D(f_global), D(f_local.float()), self.gan_loss)
+            optimizer_D.zero_grad(set_to_none=True)  # also of what (5) left in D
+            loss_D.backward()
+            optimizer_D.step()
         for p in fixed:
             p.requires_grad_(True)
         if not bool(torch.isfinite(loss.detach() + loss_D.detach())):

@@ -56,6 +56,7 @@ class ControlVariates(Update):
     epochs: int = 1
     batch_size: int = 32
     server_lr: float = 1.0
+    batches: int | None = None
 
     def init(self, federation: Federation, model: nn.Module) -> State:
         zeros = {n: torch.zeros_like(p) for n, p in model.named_parameters() if p.requires_grad}
@@ -69,7 +70,8 @@ class ControlVariates(Update):
             memory["c"] = {n: torch.zeros_like(y) for n, y in local.trained().items()}
 
     def end(self, local: Local, sent: State, memory: State) -> State:
-        K = self.epochs * -(-len(local.client.train) // self.batch_size)
+        whole = -(-len(local.client.train) // self.batch_size)
+        K = self.epochs * min(whole, self.batches or whole)
         change = {}
         for name, y in local.trained().items():
             step = (local.received[name] - y.detach()) / (K * self.lr)
@@ -98,7 +100,9 @@ def scaffold(server_lr: float = 1.0, **options: Any) -> Method:
             "SCAFFOLD needs plain SGD at the clients",
             "leave out optimizer, momentum, weight_decay and clip",
         )
-    update = ControlVariates(solve.lr, solve.epochs, solve.batch_size, server_lr)
+    update = ControlVariates(
+        solve.lr, solve.epochs, solve.batch_size, server_lr, solve.batches
+    )
     return base.replace(
         name="scaffold", objective=(CrossEntropy(), Control()), weigh=(Equal(),), update=update
     )

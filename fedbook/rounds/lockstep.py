@@ -251,7 +251,7 @@ class Outcome:
 def schedule(local: Local, solver: LocalSolver) -> Iterator[tuple[Tensor, bool]]:
     """The client's mini-batches of all epochs, and whether one is of the last."""
     for epoch in range(solver.epochs):
-        for part in local.parts(solver.batch_size):
+        for part in local.parts(solver.batch_size, most=solver.batches):
             yield part, epoch == solver.epochs - 1
 
 
@@ -303,7 +303,7 @@ def advance(run: Simulation, stack: Stack, turns: list[Local]) -> list[Outcome]:
         losses = solver.together(step, optimizer)
         if any(last):
             tally.add(losses, step.logits.detach().argmax(1) == step.y, step.layout.sizes, last)
-    means = tally.means([len(local.client.train) for local in turns])
+    means = tally.means([solver.seen(len(local.client.train)) for local in turns])
     return [Outcome(*each) for each in zip(done, *means)]
 
 

@@ -132,16 +132,22 @@ class Local:
         fields = usual | fields
         return cls(client=federation.client(client), federation=federation, model=model, **fields)
 
-    def parts(self, size: int, shuffle: bool = True) -> tuple[Tensor, ...]:
-        """The client's training samples in mini-batches, each once; the last may be smaller."""
+    def parts(
+        self, size: int, shuffle: bool = True, most: int | None = None
+    ) -> tuple[Tensor, ...]:
+        """The client's training samples in mini-batches, each once; the last may be smaller. Only
+        the first `most` of them where that is given.
+        """
         index = self.client.train
         if shuffle:
             index = index[torch.randperm(len(index), generator=self.generator).to(index.device)]
-        return index.split(size)
+        return index.split(size)[:most]
 
-    def batches(self, size: int, shuffle: bool = True) -> Iterator[Batch]:
+    def batches(
+        self, size: int, shuffle: bool = True, most: int | None = None
+    ) -> Iterator[Batch]:
         """The same as batches, ready for the model."""
-        for part in self.parts(size, shuffle):
+        for part in self.parts(size, shuffle, most):
             yield Batch(self, part)
 
     def loss(self, batch: Batch) -> Tensor:
@@ -422,6 +428,9 @@ class CrossEntropy(Objective):
 class LocalSolver(Stage):
     """E epochs of SGD or AdamW, started afresh each round.
 
+    `batches` ends an epoch after so many mini-batches, drawn anew each time: local steps are then
+    the same for everybody, however much data a client has.
+
     `param_groups` gives some parameters settings of their own, the first match wins:
     (("prompts*", {"lr": 1e-2}), ...).
     """
@@ -434,12 +443,13 @@ class LocalSolver(Stage):
     weight_decay: float = 0.0
     clip: float | None = None
     param_groups: tuple[tuple[str, dict[str, float]], ...] = ()
+    batches: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("epochs", "batch_size"):
+        for name in ("epochs", "batch_size", "batches"):
             value = getattr(self, name)
-            if value < 1:
+            if value is not None and value < 1:
                 raise FedbookError(
                     f"{name} must be a whole number of at least 1, got {value!r}", f"try {name}=1"
                 )
@@ -474,6 +484,15 @@ class LocalSolver(Stage):
             raise FedbookError(
                 f"optimizer must be 'sgd' or 'adamw', got {self.optimizer!r}", "pick one of the two"
             )
+
+    def steps_of(self, samples: int) -> int:
+        """Mini-batches of an epoch of a client with so many samples."""
+        whole = math.ceil(samples / self.batch_size)
+        return whole if self.batches is None else min(whole, self.batches)
+
+    def seen(self, samples: int) -> int:
+        """Samples of an epoch of a client with so many."""
+        return min(samples, self.steps_of(samples) * self.batch_size)
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         left = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -519,13 +538,14 @@ class LocalSolver(Stage):
         for _ in range(self.epochs):
             loss = torch.zeros((), device=local.federation.device)
             hits = torch.zeros((), device=local.federation.device)
-            for batch in local.batches(self.batch_size):
+            for batch in local.batches(self.batch_size, most=self.batches):
                 loss += self.step(local, optimizer, batch) * len(batch.y)
                 # an objective may never ask for the plain logits
                 logits = batch.__dict__.get("logits", batch.scored)
                 if logits is not None:
                     hits += (logits.detach().argmax(1) == batch.y).sum()
-        return loss / len(local.client.train), hits / len(local.client.train)
+        seen = self.seen(len(local.client.train))
+        return loss / seen, hits / seen
 
 
 @dataclass(frozen=True)

@@ -99,12 +99,20 @@ PAPER = Paper(
                 {
                     "q_10_training_loss": ("grp_fed",),
                     "gan_printed": ("grp_fed",),
-                    "random_split": ("fedavg", "lg_fedavg"),
                 }
             ),
             switched,
-            "Own study: the loss of the last epoch, the printed adversarial loss, a random split "
-            "of the beats",
+            "Own study: the loss of the last epoch, the printed adversarial loss",
+        ),
+        "adaptive": Figure(
+            changed({"fixed_q": ("grp_fed",)}),
+            switched,
+            "Own study: a power that stays at the mean of the adaptive one",
+        ),
+        "split": Figure(
+            changed({"random_split": ALL}),
+            switched,
+            "Own study: a random fifth of each recording for testing instead of the last",
         ),
     },
     grid=GRID,
