@@ -380,7 +380,7 @@ def test_smoke_needs_no_download_and_figures_use_the_runs_of_the_table():
 
 def test_studies_change_one_thing_each():
     table = {r.experiment.key for r in papers.get("grp_fed/table1").runs("laptop")}
-    for id in ("printed", "weights", "choices", "fig4_own"):
+    for id in ("printed", "weights", "choices", "adaptive", "split", "fig4_own"):
         spec = papers.get(f"grp_fed/{id}")
         assert spec.built == "yes" and spec.kind == "study"
         for r in spec.runs("laptop"):
@@ -398,7 +398,8 @@ def test_studies_change_one_thing_each():
 
 
 @pytest.mark.parametrize(
-    "id", ["fig1", "fig3", "fig4", "fig5", "fig4_own", "printed", "weights", "choices"]
+    "id",
+    "fig1 fig3 fig4 fig5 fig4_own printed weights choices adaptive split".split(),
 )
 def test_figures_are_drawn_from_results(id):
     import matplotlib

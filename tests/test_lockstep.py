@@ -109,6 +109,43 @@ def test_every_method_is_the_same_up_to_rounding(name, ragged, double):
     assert apart(loop, lockstep) < 1e-9
 
 
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "per_fedavg", "pfedme", "grp_fed"])
+def test_an_epoch_may_end_early(name, ragged, double):
+    options = {"lr": 0.05, "batch_size": 4, "epochs": 2}
+    model = model_for(name, ragged).double()
+    whole, _ = both(methods.get(name, **options), ragged, model, rounds=2)
+    for batches, same in ((1, False), (99, True)):  # clients have two to four of them
+        method = methods.get(name, batches=batches, **options)
+        loop, lockstep = both(method, ragged, model, rounds=2)
+        assert apart(loop, lockstep) < 1e-9
+        assert (apart(loop, whole) == 0) == same
+
+
+def test_a_step_on_one_batch_by_hand(ragged, double):
+    """One batch of four, drawn by the client's own stream: w - eta grad, and its loss alone is
+    told."""
+    federation = dataclasses.replace(ragged, clients=ragged.clients[-1:])
+    model = model_for("fedavg", federation).double()
+    method = methods.get("fedavg", lr=0.1, batch_size=4, batches=1)
+    seen = []
+
+    class Watched(CrossEntropy):
+        def __call__(self, local, batch, sent, memory):
+            seen.append(batch.index)
+            return super().__call__(local, batch, sent, memory)
+
+    run = simulate(method.replace(objective=(Watched(),)), federation, model, 1, quiet=True)
+    run = run.run()
+    (index,) = seen
+    assert len(index) == 4 < len(federation.clients[0].train)
+    loss = nn.functional.cross_entropy(model(federation.inputs(index)), federation.y[index])
+    loss.backward()
+    (told,) = run.records[0].train_loss.values()
+    assert told == pytest.approx(loss.item(), abs=1e-12)
+    for name, p in model.named_parameters():
+        assert torch.allclose(run.params[name], p - 0.1 * p.grad, atol=1e-12)
+
+
 @pytest.mark.parametrize("quirk", FEDGCR_QUIRKS)
 def test_every_quirk_of_fedgcr_is_the_same(quirk, ragged, double):
     options = {"lr": 0.05, "batch_size": 4} | OPTIONS.get("fedgcr", {})

@@ -24,6 +24,7 @@ IID = {"name": "iid", "clients": 4}
 STUDIES = ["fedgcr/quirks", "fedgcr/grouping", "fedgcr/rounds", "fedgcr/protocols"]
 STUDIES += ["client2vec/local"]
 STUDIES += ["grp_fed/fig4_own", "grp_fed/printed", "grp_fed/weights", "grp_fed/choices"]
+STUDIES += ["grp_fed/adaptive", "grp_fed/split"]
 STUDIES += ["fgpt/unseen", "fgpt/prompt_rate"]
 
 

@@ -471,6 +471,7 @@ def test_bad_simulations(toy, options, message):
         ({"participation": 9}, "participation"),
         ({"lr": float("nan")}, "lr must be"),
         ({"epochs": 0}, "epochs"),
+        ({"batches": 0}, "batches"),
         ({"optimizer": "lion"}, "optimizer"),
         ({"momentun": 0.9}, "momentun"),
     ],

@@ -225,6 +225,8 @@ def terms(e: Experiment) -> str:
         who = "all clients" if share == 1 else f"{share:.0%} of the clients a round"
     epochs = e.method.get("epochs")
     words = [who, f"{epochs} epoch{'' if epochs == 1 else 's'}" if epochs else ""]
+    if batches := e.method.get("batches"):
+        words.append(f"of {batches} mini-batch{'' if batches == 1 else 'es'}")
     words.append(f"{e.rounds} round{'' if e.rounds == 1 else 's'}")
     return ", ".join(word for word in words if word)
 

@@ -1,12 +1,13 @@
 """GRP-FED's runs: long-tailed clients; a fair global model and personal ones.
 
-Laptop scale keeps all 46 patients and all 50 clients, 24 of which take part in a round (Algorithm 1
-draws some, the paper does not say how many). A patient has at most 40 training beats of a class, a
-beat 90 values, which flattens the class mix; the images are of 16 x 16 pixels, 3,200 in all, for a
-ResNet-8 with GroupNorm. The printed q_0 = 10 lets a few clients make up the mean, and a personal
-extractor that never sees the global one again (Algorithm 1) cannot generalise, so Table 1 has the
-power and the start chosen on validation data, q-FFL with the same list of powers, and the printed
-setting is a study of its own (`printed`).
+Laptop scale has the whole recordings of all 46 patients, 90 values a beat. All take part in a
+round, with four mini-batches each (Algorithm 1 draws some and trains five epochs; the paper does
+not say how many, nor for how many rounds): most patients have one class or two, and on validation
+beats a whole epoch pulled FedAvg's models apart. CIFAR-10 has its 50 clients, 24 of which take part
+in a round, but 3,200 images of 16 x 16 pixels in all for a ResNet-8 with GroupNorm. The printed q_0
+= 10 lets a few clients make up the mean, and a personal extractor that never sees the global one
+again (Algorithm 1) cannot generalise, so Table 1 has the power and the start chosen on validation
+data, and the printed setting is a study of its own (`printed`).
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ for _name, _symbol in SYMBOLS.items():
     METRICS[_name] = f"local.{_symbol}"
     METRICS |= {f"{client}_{_name}": f"local.{client}.{_symbol}" for client in ("near", "far")}
 
-# For every method two trials of a third of a run on MIT-BIH: two learning rates. The knobs are those
+# For every method two trials of a third of a run on MIT-BIH: two learning rates. Knobs are those
 # that eight trials a method chose on a smaller federation, of at most 40 beats of a class and
 # patient. The score is the mean of T_g and T_l on the last fifth of the training beats.
 GRID = Grid(
