@@ -92,12 +92,12 @@ LAPTOP = Scale(
     methods={  # chosen by GRID
         "local": {"lr": 0.1},
         "fedavg": {"lr": 0.1},
-        "afl": {"lr": 0.1, "eta_lam": 0.1},
-        "q_ffl": {"lr": 0.1, "q": 0.1},
+        "afl": {"lr": 0.05, "eta_lam": 0.1},
+        "q_ffl": {"lr": 0.05, "q": 0.1},
         "per_fedavg": {"lr": 0.1, "alpha": 0.01},
         "pfedme": {"lr": 0.1, "personal_lr": 0.1},
         "lg_fedavg": {"lr": 0.1},
-        "grp_fed": {"lr": 0.1, "q": 1.0},
+        "grp_fed": {"lr": 0.05, "q": 2.0},
     },
     own=Patients(
         partition={
