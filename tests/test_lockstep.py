@@ -134,8 +134,8 @@ def test_a_step_on_one_batch_by_hand(ragged, double):
             seen.append(batch.index)
             return super().__call__(local, batch, sent, memory)
 
-    run = simulate(method.replace(objective=(Watched(),)), federation, model, 1, quiet=True)
-    run = run.run()
+    method = method.replace(objective=(Watched(),))
+    run = simulate(method, federation, model, 1, quiet=True, engine="loop").run()
     (index,) = seen
     assert len(index) == 4 < len(federation.clients[0].train)
     loss = nn.functional.cross_entropy(model(federation.inputs(index)), federation.y[index])

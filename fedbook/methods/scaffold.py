@@ -100,9 +100,7 @@ def scaffold(server_lr: float = 1.0, **options: Any) -> Method:
             "SCAFFOLD needs plain SGD at the clients",
             "leave out optimizer, momentum, weight_decay and clip",
         )
-    update = ControlVariates(
-        solve.lr, solve.epochs, solve.batch_size, server_lr, solve.batches
-    )
+    update = ControlVariates(solve.lr, solve.epochs, solve.batch_size, server_lr, solve.batches)
     return base.replace(
         name="scaffold", objective=(CrossEntropy(), Control()), weigh=(Equal(),), update=update
     )

@@ -132,9 +132,7 @@ class Local:
         fields = usual | fields
         return cls(client=federation.client(client), federation=federation, model=model, **fields)
 
-    def parts(
-        self, size: int, shuffle: bool = True, most: int | None = None
-    ) -> tuple[Tensor, ...]:
+    def parts(self, size: int, shuffle: bool = True, most: int | None = None) -> tuple[Tensor, ...]:
         """The client's training samples in mini-batches, each once; the last may be smaller. Only
         the first `most` of them where that is given.
         """
@@ -143,9 +141,7 @@ class Local:
             index = index[torch.randperm(len(index), generator=self.generator).to(index.device)]
         return index.split(size)[:most]
 
-    def batches(
-        self, size: int, shuffle: bool = True, most: int | None = None
-    ) -> Iterator[Batch]:
+    def batches(self, size: int, shuffle: bool = True, most: int | None = None) -> Iterator[Batch]:
         """The same as batches, ready for the model."""
         for part in self.parts(size, shuffle, most):
             yield Batch(self, part)
