@@ -399,7 +399,7 @@ def test_studies_change_one_thing_each():
 
 @pytest.mark.parametrize(
     "id",
-    "fig1 fig3 fig4 fig5 fig4_own printed weights choices adaptive split".split(),
+    "fig1 fig3 fig4 fig5 fig4_own printed weights choices adaptive".split(),
 )
 def test_figures_are_drawn_from_results(id):
     import matplotlib
@@ -434,6 +434,7 @@ def test_figures_are_drawn_from_results(id):
         "printed": 3,
         "weights": 2,
         "choices": 2,
+        "adaptive": 1,
     }
     assert len(fig.axes) == panels[id] and alt.endswith(".") and len(alt) > 60
     assert "not comparable" in fig.get_suptitle()
