@@ -80,8 +80,8 @@ SMOKE = Scale(
 )
 LAPTOP = Scale(
     name="laptop",
-    rounds=120,
-    evaluate_every=10,
+    rounds=160,
+    evaluate_every=20,
     seeds=3,
     seeds_of={"fig4": 1, "fig4_own": 1, "choices": 1, "split": 1},
     data={
@@ -166,7 +166,7 @@ GRID = Grid(
         "grp_fed": ("q", (2.0,)),
     },
     score=("local.t_g", "local.t_l"),
-    part=1 / 3,
+    part=3 / 8,
 )
 # Own studies, one change at a time against the run of Table 1. The last one changes the data.
 MEAN_Q = 1.0  # of Table 1's runs of GRP-FED on MIT-BIH, over seeds and rounds
