@@ -213,36 +213,38 @@ def at_published_size(found: Found) -> list[Picture]:
     """Accuracy by type in the stored runs on PACS, at the printed rate and tuned."""
     spec = found.stop.paper.specs["fedgcr/protocols"]
     runs = finished(spec.runs("laptop", results=found.stored))
-    runs = [r for r in runs if r.row["dataset"] == "pacs"]
-    titles = {"printed": "one rate for all, as printed", "tuned": "a rate of its own, tuned"}
-    fig, axes = plots.panels(2)
+    out = []
+    for protocol, how in (("printed", "one rate for all, as printed"), ("tuned", "each tuned")):
+        own = [r for r in runs if (r.row["dataset"], r.row["protocol"]) == ("pacs", protocol)]
+        methods = {m: [r for r in own if r.row.method == m] for m in ("fedavg", "fedgcr")}
+        if all(methods.values()):
+            out.append(types_served(methods, how))
+    return out
+
+
+def types_served(methods: dict[str, list[Run]], how: str) -> Picture:
+    """Accuracy by type of each method's runs."""
+    fig, (ax,) = plots.panels(1)
     told = []
-    for ax, (protocol, title) in zip(axes, titles.items()):
-        for method, shift in (("fedavg", -0.08), ("fedgcr", 0.08)):
-            own = [r for r in runs if (r.row["protocol"], r.row.method) == (protocol, method)]
-            if not own:
-                return []
-            scores = np.array([by_type(r) for r in own])
-            centre, half = np.array([interval(column) for column in scores.T]).T
-            look = plots.look(method) | {"linestyle": ""}
-            ax.errorbar(np.arange(len(centre)) + shift, centre, half, capsize=3, **look)
-            told.append(f"{look['label']} {title}: {', '.join(f'{v:.0f}' for v in centre)}")
-        names = [name.split("_")[0] for name in own[0].metrics["type_names"]]
-        many = Counter(own[0].metrics["clients"]["type"])
-        ticks = [f"{name}\n({many[t]})" for t, name in enumerate(names)]
-        ax.set(title=title, ylabel="test accuracy (%)", ylim=(0, 100))
-        ax.set_xticks(range(len(names)), ticks)
-    plots.legend_outside(fig, axes)
-    return [
-        Picture(
-            figure=fig,
-            title="The same at published size (stored)",
-            caption="PACS with the published clients and images, DIF 10, accuracy by type; in "
-            "brackets the number of its clients. Stored laptop runs, not made on this machine. "
-            f"Bars: 95 % interval over {len(own)} seeds.",
-            alt=f"Accuracy on the types {', '.join(names)} in percent: {'; '.join(told)}.",
-        )
-    ]
+    for shift, (method, own) in zip((-0.08, 0.08), methods.items()):
+        scores = np.array([by_type(r) for r in own])
+        centre, half = np.array([interval(column) for column in scores.T]).T
+        look = plots.look(method) | {"linestyle": ""}
+        ax.errorbar(np.arange(len(centre)) + shift, centre, half, capsize=3, **look)
+        told.append(f"{look['label']} {', '.join(f'{v:.0f}' for v in centre)}")
+    names = [name.split("_")[0] for name in own[0].metrics["type_names"]]
+    many = Counter(own[0].metrics["clients"]["type"])
+    ticks = [f"{name}\n({many[t]})" for t, name in enumerate(names)]
+    ax.set(xlabel="type (its clients)", ylabel="test accuracy (%)", ylim=(0, 100))
+    ax.set_xticks(range(len(names)), ticks)
+    fig.legend(loc="outside lower center", ncols=2)
+    return Picture(
+        figure=fig,
+        title=f"At published size, {how} (stored)",
+        caption="PACS with the published clients and images, DIF 10, accuracy by type. Stored "
+        f"laptop runs, not made on this machine. Bars: 95 % interval over {len(own)} seeds.",
+        alt=f"Accuracy on the types {', '.join(names)} in percent: {'; '.join(told)}.",
+    )
 
 
 def by_type(run: Run) -> list[float]:
