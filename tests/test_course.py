@@ -177,26 +177,44 @@ def hand_in(folder, student, name, text):
     path.write_text(text)
 
 
+def with_mistakes(source, mistakes):
+    """A solved notebook with some typical wrong answers."""
+    book = json.loads(source)
+    for cell in book["cells"]:
+        about = cell["metadata"].get("nbgrader", {})
+        if about.get("solution") and about["grade_id"] in mistakes:
+            cell["source"] = mistakes[about["grade_id"]]
+    return json.dumps(book)
+
+
 @pytest.mark.nbgrader
 def test_the_cycle_of_nbgrader(tmp_path, capsys):
+    """Ada solves everything, Bob makes typical mistakes in every second part, Eve does nothing."""
     pytest.importorskip("nbgrader", reason="nbgrader is not installed: pip install fedbook[course]")
     name = "ps2_partitions"
+    assignment = read(ROOT / "course" / f"{name}.py")
+    mistakes = {c.id: c.text for c in assignment.of("wrong")[::2]}
+    lost = sum(c.points for c in assignment.of("test") if c.id in mistakes)
+    assert 0 < lost < 20
     assert main(["course", "build", str(tmp_path), name]) == 0
     release = (tmp_path / "release" / name / f"{name}.ipynb").read_text()
     assert "SOLUTION" not in release and "HIDDEN" not in release
     assert "your lines here" in release
     source = (tmp_path / "source" / name / f"{name}.ipynb").read_text()
     hand_in(tmp_path, "ada", name, source.replace('\\"solution\\"', '\\"ada\\"'))
-    hand_in(tmp_path, "bob", name, release)
+    mine = source.replace('\\"solution\\"', '\\"bob\\"')
+    hand_in(tmp_path, "bob", name, with_mistakes(mine, mistakes))
+    hand_in(tmp_path, "eve", name, release)
     capsys.readouterr()
     assert main(["course", "grade", str(tmp_path), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(r["student"], r["score"], r["points"]) for r in rows] == [
         ("ada", 20.0, 20.0),
-        ("bob", 0.0, 20.0),
+        ("bob", 20.0 - lost, 20.0),
+        ("eve", 0.0, 20.0),
     ]
-    assert rows[0]["note"] == "" and "no name" in rows[1]["note"]
+    assert [r["note"] for r in rows[:2]] == ["", ""] and "no name" in rows[2]["note"]
     with open(tmp_path / "grades.csv") as f:
         scores = {r["student_id"]: float(r["score"]) for r in csv.DictReader(f)}
-    assert scores == {"ada": 20.0, "bob": 0.0}
-    assert (tmp_path / "feedback" / "ada" / name / f"{name}.html").is_file()
+    assert scores == {"ada": 20.0, "bob": 20.0 - lost, "eve": 0.0}
+    assert "AssertionError" in (tmp_path / "feedback" / "bob" / name / f"{name}.html").read_text()
