@@ -329,7 +329,7 @@ def text(out: dict[str, Any]) -> str:
         line += f"{r['accuracy']:10.3f}{r['wall'] / ours['wall']:9.2f}"
         lines.append(line + f"{r['cpu'] / ours['cpu']:8.2f}{r['whole'] / ours['whole']:9.2f}")
     for r in runs:
-        if r["epochs"]:
+        if r.get("epochs"):
             lines.append(f"{r['name']}: {r['epochs']:.3f} of its CPU s/round are clients' epochs")
     lines += [f"{r['name']}: failed, {r['failed']}" for r in out["runs"] if "failed" in r]
     for name in out["missing"]:
