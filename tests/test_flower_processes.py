@@ -19,7 +19,7 @@ from fedbook.flower.app import new  # noqa: E402
 from fedbook.flower.loopback import Loopback, private_key  # noqa: E402
 
 pytestmark = pytest.mark.processes
-LIMIT = int(os.environ.get("FEDBOOK_PROCESS_SECONDS", 280))  # for any one test
+LIMIT = int(os.environ.get("FEDBOOK_PROCESS_SECONDS", 400))  # for any one test
 
 
 @pytest.fixture(autouse=True)
