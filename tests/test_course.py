@@ -130,6 +130,16 @@ def test_a_clean_student_edition_has_no_outputs(tmp_path, capsys):
     assert "name another folder" in capsys.readouterr().err
 
 
+def test_the_guide_answers_every_open_exercise():
+    guide = (ROOT / "course" / "TEACH.md").read_text()
+    told = re.findall(r"^\*\*(\d\d\.\d)\*\* ", guide, re.M)
+    asked = []
+    for path in NOTEBOOKS:
+        text = "\n".join("".join(c["source"]) for c in json.loads(path.read_text())["cells"])
+        asked += [f"{path.name[:2]}.{i}" for i in re.findall(r"\*\*(\d) \(open\)", text)]
+    assert told == asked and len(told) > 30
+
+
 # -- the glossary ----------------------------------------------------------------------------------
 def test_the_glossary_is_current_and_linked_from_every_notebook():
     assert (ROOT / "notebooks" / "glossary.ipynb").read_text() == glossary.text()
@@ -175,6 +185,21 @@ def hand_in(folder, student, name, text):
     path = folder / "inbox" / student / f"{name}.ipynb"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+
+
+def test_a_cell_that_was_stopped_is_said(tmp_path):
+    from nbformat import v4, write
+
+    from fedbook.course.grade import slow_note
+
+    cell = v4.new_code_cell("while True:\n    pass")
+    path = tmp_path / "autograded" / "ada" / "ps1" / "ps1.ipynb"
+    path.parent.mkdir(parents=True)
+    write(v4.new_notebook(cells=[v4.new_markdown_cell("text"), cell]), path)
+    assert slow_note(tmp_path, "ada", "ps1") == ""
+    cell.outputs = [v4.new_output("error", ename="CellTimeoutError", evalue="", traceback=[])]
+    write(v4.new_notebook(cells=[cell]), path)
+    assert "longer than a minute" in slow_note(tmp_path, "ada", "ps1")
 
 
 def with_mistakes(source, mistakes):
