@@ -29,7 +29,7 @@ import fnmatch
 import math
 import numbers
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -554,12 +554,11 @@ class Replace(Update):
         return mean, state
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Method:
     """A composition of stages. `method.replace(weigh=...)` differs from `method` in one of them."""
 
-    name: str
-    _: KW_ONLY
+    name: str = field(kw_only=False)
     sample: Sample = Uniform()
     grouping: Grouping | None = None
     objective: tuple[Objective, ...] = (CrossEntropy(),)
