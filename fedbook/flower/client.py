@@ -168,6 +168,8 @@ class Work:
         else:
             turn.resume()
         turn.site.sent = unpack(message.content, "sent")
+        if odd := sorted(turn.site.sent.keys() ^ self.method.stages().keys()):
+            raise FedbookError(f"what was sent for {odd} does not fit {self.method.name}", SAME)
         before = set(turn.report.values)
         with torch.random.fork_rng():
             (upload,) = turn.site._train([turn.report], turn.round, Traffic())

@@ -53,22 +53,22 @@ def pack(records: RecordDict, name: str, value: Any) -> None:
 def unpack(records: RecordDict, name: str) -> dict[str, Any]:
     """What `pack` added, where that was a dict."""
     if name not in records.config_records:
-        raise FedbookError(f"a message without {name!r} came", SAME)
+        raise FedbookError(f"a message without {name} came", SAME)
     stored = records.array_records.get(f"{name}.arrays", ArrayRecord())
     try:
         nest = json.loads(str(records.config_records[name]["nest"]))
         found = unflatten(nest, tensors(stored), CPU)
     except BROKEN as error:
-        raise FedbookError(f"{name!r} of a message cannot be read: {error!r}", SAME) from None
+        raise FedbookError(f"{name} of a message cannot be read: {error!r}", SAME) from None
     if not isinstance(found, dict):
-        raise FedbookError(f"{name!r} of a message is a {type(found).__name__}, no dict", SAME)
+        raise FedbookError(f"{name} of a message is a {type(found).__name__}, no dict", SAME)
     return found
 
 
 def parameters(records: RecordDict, like: Params, name: str = "parameters") -> Params:
     """Parameters of these names, shapes and kinds, and finite where these are."""
     if name not in records.array_records:
-        raise FedbookError(f"a message without {name!r} came", SAME)
+        raise FedbookError(f"a message without {name} came", SAME)
     record = records.array_records[name]
     if odd := sorted(record.keys() ^ like.keys()):
         what = "has no" if odd[0] in like else "has an unknown"
@@ -99,11 +99,11 @@ def parameters(records: RecordDict, like: Params, name: str = "parameters") -> P
 def numbers(records: RecordDict, name: str, wanted: Iterable[str]) -> dict[str, float]:
     """The numbers of a record that has exactly these."""
     if name not in records.metric_records:
-        raise FedbookError(f"a message without {name!r} came", SAME)
+        raise FedbookError(f"a message without {name} came", SAME)
     found = dict(records.metric_records[name])
     names = sorted(wanted)
     if sorted(found) != names or any(isinstance(v, list) for v in found.values()):
-        raise FedbookError(f"{name!r} of a message holds {found}, numbers {names} expected", SAME)
+        raise FedbookError(f"{name} of a message are {found}, numbers {names} were expected", SAME)
     return found  # type: ignore[return-value]
 
 

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -24,22 +25,13 @@ from torch import nn
 
 from fedbook.errors import FedbookError, whole
 from fedbook.federation import Federation
+from fedbook.flower.answers import measured, tested, told_by, trained, who
 from fedbook.flower.client import Model, built, method_key
 from fedbook.flower.deal import roster_of
-from fedbook.flower.records import (
-    BROKEN,
-    NO_NUMBER,
-    SAME,
-    arrays,
-    numbers,
-    pack,
-    parameters,
-    tensors,
-    unpack,
-)
+from fedbook.flower.records import BROKEN, SAME, arrays, pack, tensors
 from fedbook.rounds.checkpoint import Checkpoint
 from fedbook.rounds.device import Device
-from fedbook.rounds.halves import SCORES, Server, announce
+from fedbook.rounds.halves import Server, announce
 from fedbook.rounds.params import Params, count_bytes
 from fedbook.rounds.record import Record, Traffic
 from fedbook.rounds.stages import Method, Report, State
@@ -58,10 +50,6 @@ def run_key(method: Method, roster: Federation, seed: int) -> str:
     """What tells this run from others."""
     described = json.dumps([method.describe(), roster.fingerprint, seed])
     return hashlib.sha256(described.encode()).hexdigest()[:16]
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 class Few(Grid):
@@ -206,7 +194,7 @@ class FedbookStrategy(Strategy):
         told = []
         if any(stage.overrides("tell") for stage in self.method.stages().values()):
             asked = {id: RecordDict() for id in self.nodes}
-            answers = self._exchange(grid, "query.tell", asked, self._told)
+            answers = self._exchange(grid, "query.tell", asked, partial(told_by, self.method))
             if lost := [c.id for c in self.roster.clients if c.id not in answers]:
                 raise FedbookError(
                     f"{self.method.name} begins with something from everybody, and clients {lost} "
@@ -245,7 +233,7 @@ class FedbookStrategy(Strategy):
         for answer in answers:
             node = answer.metadata.src_node_id
             try:
-                id, informed = self._who(answer.content)
+                id, informed = who(answer.content)
             except FedbookError as error:
                 log(WARNING, "a new node's answer is left out: %s", error)
                 continue
@@ -306,11 +294,11 @@ class FedbookStrategy(Strategy):
         good: dict[int, Message] = {}
         for message in replies:
             node = message.metadata.src_node_id
-            who = self._ids.get(node, "of a new node")
+            client = self._ids.get(node, "of a new node")
             if message.has_error():
-                log(WARNING, "client %s failed: %s", who, message.error.reason)
+                log(WARNING, "client %s failed: %s", client, message.error.reason)
             elif node in good:
-                log(WARNING, "client %s answered twice: the first answer counts", who)
+                log(WARNING, "client %s answered twice: the first answer counts", client)
             else:
                 good[node] = message
         return [good[node] for node in sorted(good)]
@@ -349,45 +337,6 @@ class FedbookStrategy(Strategy):
         for id in sorted(contents):
             messages.append(self._message(contents[id], self.nodes[id], kind, t))
         return self._by_client(self._send(grid, messages), t, read)
-
-    # -- what an answer must be --------------------------------------------------------------------
-    def _who(self, content: RecordDict) -> tuple[int, bool]:
-        said = unpack(content, "who")
-        id, informed = said.get("client"), said.get("informed")
-        if type(id) is not int or type(informed) is not bool:
-            raise FedbookError(f"a node must say which client it is, it said {said}", SAME)
-        return id, informed
-
-    def _told(self, content: RecordDict) -> dict[str, State]:
-        told = unpack(content, "told")
-        if odd := sorted(told.keys() ^ self.method.stages().keys()):
-            raise FedbookError(f"what is told of {odd} does not fit {self.method.name}", SAME)
-        return told
-
-    def _measured(self, content: RecordDict) -> tuple[float | None, State]:
-        said = unpack(content, "measured")
-        loss, values = said.get("loss"), said.get("values")
-        if not isinstance(values, dict):
-            raise FedbookError(f"measured values must be a dict, got {values!r}", SAME)
-        if "received" in self.method.reads and not _finite(loss):
-            raise FedbookError(f"a measured loss must be a number, got {loss!r}", NO_NUMBER)
-        return loss, values
-
-    def _trained(self, content: RecordDict) -> tuple[dict[str, float], State, Params]:
-        seen = numbers(content, "metrics", ("num-examples", "train_loss", "train_acc"))
-        size = seen["num-examples"]
-        if type(size) is not int or size < 1:
-            raise FedbookError(f"num-examples must be a whole number above 0, got {size!r}", SAME)
-        for name in ("train_loss", "train_acc"):
-            if not _finite(seen[name]):
-                raise FedbookError(f"{name} must be a number, got {seen[name]!r}", NO_NUMBER)
-        values = unpack(content, "values")
-        return seen, values, parameters(content, self.params)
-
-    def _tested(self, content: RecordDict) -> dict[str, float]:
-        kinds = ["test"] * self.server.has_global
-        kinds += ["personal"] * (self.method.personal is not None)
-        return numbers(content, "scores", [f"{kind}_{name}" for kind in kinds for name in SCORES])
 
     @contextmanager
     def _using(self) -> Iterator[None]:
@@ -451,7 +400,8 @@ class FedbookStrategy(Strategy):
         reports = self._present(self.server._sample(t), self.nodes)
         contents = {r.id: self._content(r.id) for r in reports}
         if "received" in self.method.reads or self.server.measuring:
-            answers = self._exchange(grid, "query.measure", contents, self._measured, t)
+            read = partial(measured, self.method)
+            answers = self._exchange(grid, "query.measure", contents, read, t)
             reports = self._present(reports, answers)
             for r in reports:
                 r.loss, values = answers[r.id]
@@ -473,7 +423,7 @@ class FedbookStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Weigh those that answered, and move."""
-        answers = self._by_client(replies, self._t, self._trained)
+        answers = self._by_client(replies, self._t, partial(trained, self.params))
         reports = self._present(self._reports, answers)
         uploads = []
         for r in reports:
@@ -523,7 +473,7 @@ class FedbookStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Every client's scores into the record; then the round is finished, and kept."""
-        found = self._by_client(replies, self._t, self._tested)
+        found = self._by_client(replies, self._t, partial(tested, self.server))
         record = self._record
         assert record is not None
         for key in next(iter(found.values()), ()):
