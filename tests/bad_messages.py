@@ -18,7 +18,7 @@ from fedbook.flower import server
 from fedbook.flower.server import setting
 from fedbook.rounds import Uniform
 
-PARAMETER = "embed.1.weight"
+PARAMETER = "features.1.weight"
 WHO = 2  # the client whose answer is spoiled
 WHEN = 2  # the round
 
@@ -344,7 +344,9 @@ MEETINGS = {
 # answers that are read, and that the method's stages then cannot use: the run stops
 STAGES = {
     "training: values of no stage": in_place(nest("values", NOTHING)),
-    "training: values of another kind": in_place(nest("values", '{"__dict__": [["c", "high"]]}')),
+    "training: values of another kind": in_place(
+        nest("values", '{"__dict__": [["control", "high"]]}')
+    ),
 }
 
 

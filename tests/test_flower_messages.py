@@ -15,7 +15,7 @@ from test_bad_input import check, content  # noqa: E402
 from test_bad_input import same as same_as_page  # noqa: E402
 from test_flower import alike, plain, remembered  # noqa: E402
 
-from fedbook import FedbookError, flower, methods  # noqa: E402
+from fedbook import FedbookError, methods  # noqa: E402
 from fedbook.rounds import Uniform  # noqa: E402
 
 
@@ -103,9 +103,9 @@ def test_of_two_answers_the_first_counts(simulated):
     """A client answers twice, the second time with something else | the first answer counts"""
 
     def twice(message):
-        other = flower.LocalGrid(None, []).create_message(message.content, "train", 1, "2")
-        other.metadata.__dict__ |= message.metadata.__dict__
-        other.content = bad_messages.RecordDict(dict(message.content))
+        content = bad_messages.RecordDict(dict(message.content))
+        other = bad_messages.Message(content, dst_node_id=1, message_type="train", group_id="2")
+        other.metadata.__dict__.update(message.metadata.__dict__)
         bad_messages.with_parameters(lambda a: bad_messages.Array(a.numpy() * 2))(other.content)
         return [message, other]
 

@@ -11,7 +11,8 @@ import torch
 from helpers import LOCAL, mlp, near, normed, run, same
 from torch import nn
 
-from fedbook import Device, FedbookError, Federation, methods, models, simulate
+from fedbook import Device, FedbookError, Federation, methods, simulate
+from fedbook.models.convnets import Classifier
 from fedbook.rounds import BySize, CrossEntropy, LocalSolver, Method, Personal, Report, Uniform
 from fedbook.rounds import evaluation as ev
 from fedbook.rounds import lockstep as ls
@@ -541,8 +542,10 @@ def test_a_callback_that_says_true_is_the_last_round_told(toy):
 
 def test_one_sample_is_enough_and_a_model_for_others_is_refused(toy):
     with pytest.raises(FedbookError, match=r"answers with shape \(1, 2\), there are 3 classes"):
-        simulate(methods.get("fedavg"), toy, models.convnets.Classifier(nn.Flatten(), 5, 2))
-    more = models.convnets.Classifier(nn.Flatten(), 5, 4)
+        simulate(methods.get("fedavg"), toy, Classifier(nn.Flatten(), 5, 2))
+    more = Classifier(nn.Flatten(), 5, 4)
     assert run(methods.get("fedavg", **LOCAL), toy, 1, more).records[0].accuracy is not None
-    alone = Federation.from_arrays([{"train": (torch.zeros(1, 5), [0]), "test": ((), ())}])
+    alone = Federation.from_arrays(
+        [{"train": (torch.zeros(1, 5), [0]), "test": (torch.zeros(0, 5), [])}]
+    )
     assert run("fedavg", alone).records[0].weights == [1.0]
