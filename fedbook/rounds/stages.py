@@ -194,7 +194,7 @@ def fits(value: Any, hint: Any) -> bool:
         kind = numbers.Integral if hint is int else numbers.Real
         return isinstance(value, kind) and not isinstance(value, bool) and value == value
     kind = origin or hint
-    if not isinstance(kind, type):
+    if kind is Any or not isinstance(kind, type):  # Any is a type from Python 3.11 on
         return True
     return isinstance(value, (tuple, list) if kind is tuple else kind)
 
