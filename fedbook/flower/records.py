@@ -24,8 +24,8 @@ NO_NUMBER = "lower lr or set clip, or look for NaN in the client's samples"
 SETTINGS = {"run": str, "method": str, "round": int, "rounds": int, "seed": int, "counted": int}
 KINDS = {str: "text", int: "a whole number of at least 0"}
 # what reading a broken record raises; none of it is to end a server
-BROKEN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
-BROKEN += (EOFError, MemoryError, RecursionError)
+BROKEN: tuple[type[Exception], ...] = (LookupError, TypeError, ValueError, AttributeError)
+BROKEN += (ArithmeticError, RuntimeError, EOFError, MemoryError)
 
 
 def arrays(params: Params) -> ArrayRecord:
@@ -113,7 +113,7 @@ def settings(records: RecordDict) -> dict[str, Any]:
         raise FedbookError("a message that belongs to no run came", SAME)
     found: dict[str, Any] = dict(records.config_records["run"])
     for name, kind in SETTINGS.items():
-        value = found.get(name)
+        value: Any = found.get(name)
         if type(value) is not kind or (kind is int and value < 0):
             raise FedbookError(f"{name} of a message must be {KINDS[kind]}, got {value!r}", SAME)
     if found["round"] and not found["counted"] <= found["round"] <= found["rounds"]:

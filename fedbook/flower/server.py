@@ -501,8 +501,8 @@ class FedbookStrategy(Strategy):
             log(INFO, "goes on after round %s", self._done)
 
 
-def setting(config: Mapping[str, Any], name: str, usual: int) -> int:
-    """A number of [tool.flwr.app.config]."""
+def setting(config: Mapping[str, Any], name: str, usual: int) -> Any:
+    """A number of [tool.flwr.app.config]: whole, but for the timeout."""
     value = config.get(name, usual)
     if type(value) is not int and not (name == "timeout" and type(value) is float):
         raise FedbookError(f"{name} must be a number, got {value!r}", f"write {name} = {usual}")
