@@ -451,6 +451,7 @@ def test_a_run_in_words(toy):
     assert repr(done) == f"Simulation(fedavg on 4 clients, 12 of 12 rounds, {last})"
     html = done._repr_html_()
     assert html.count("<tr>") == 11  # the last ten, and the heading
+    assert all(f">{word}</th>" in html for word in ("round", "clients", "accuracy", "bytes up"))
     assert ">2</td>" not in html and ">3</td>" in html and ">12</td>" in html
     assert f">{done.records[-1].bytes_up:,}</td>" in html
     assert f">{done.records[-1].accuracy:.3f}</td>" in html
@@ -479,12 +480,38 @@ def test_a_frame_holds_the_records(toy):
 
 
 def test_a_personal_model_is_that_of_the_last_round(toy):
-    done = run("ditto", toy, 2)
-    c = toy.clients[1]
-    last = {n: p.clone() for n, p in done.personal_model(c).state_dict().items()}
-    assert same(last, dict(done.personal_model(c, 2).state_dict()))
+    """Per-FedAvg adapts it by batches that are drawn for the client and the round."""
+    done = run("per_fedavg", toy, 2)
+    c = toy.clients[2]
+
+    def own(*t):
+        return {n: p.clone() for n, p in done.personal_model(c, *t).state_dict().items()}
+
+    assert same(own(), own(2)) and not same(own(), own(1))
     tested = ev.evaluate(done.personal_model(c), toy, [c], device="cpu")
-    assert tested.acc[0] == done.records[-1].personal_acc[1]
+    assert tested.acc[0] == done.records[-1].personal_acc[2]
+
+
+def test_what_simulate_takes_and_how_long_it_goes(toy, tmp_path):
+    with pytest.raises(
+        FedbookError, match="takes a method, a federation and a model, got 'fedavg'"
+    ):
+        simulate("fedavg", toy, mlp(toy))
+    with pytest.raises(FedbookError, match="a federation and a model, got None"):
+        simulate(methods.get("fedavg"), None, mlp(toy))
+    for name in ("rounds", "evaluate_every", "checkpoint_every"):
+        with pytest.raises(FedbookError, match=f"^{name} must be a whole number of at least 1"):
+            simulate(methods.get("fedavg"), toy, mlp(toy), **{name: 0})
+    with pytest.raises(FedbookError, match="^seed must be a whole number of at least 0"):
+        simulate(methods.get("fedavg"), toy, mlp(toy), seed=-1)
+    usual = simulate(methods.get("fedavg"), toy, mlp(toy), checkpoint=tmp_path, quiet=True)
+    assert (usual.rounds, usual.seed) == (10, 0)
+    for record in usual:  # every round is tested and saved
+        assert record.accuracy is not None
+        assert f'"round": {record.round},' in (tmp_path / "latest.json").read_text()
+    with pytest.raises(FedbookError, match="its evaluate_every differs"):
+        options = {"checkpoint": tmp_path, "evaluate_every": 2, "quiet": True}
+        simulate(methods.get("fedavg"), toy, mlp(toy), **options)
 
 
 def test_what_is_sent_once_is_counted_once(toy):
