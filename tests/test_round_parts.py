@@ -1,6 +1,7 @@
 """The parts of a round, one by one, by hand: bytes, settings, streams, chunks, tallies, tables."""
 
 import contextlib
+import dataclasses
 import hashlib
 import math
 import types
@@ -13,9 +14,19 @@ from torch import nn
 
 from fedbook import Device, FedbookError, Federation, methods, simulate
 from fedbook.models.convnets import Classifier
-from fedbook.rounds import BySize, CrossEntropy, LocalSolver, Method, Personal, Report, Uniform
+from fedbook.rounds import (
+    BySize,
+    CrossEntropy,
+    Grouping,
+    LocalSolver,
+    Method,
+    Personal,
+    Report,
+    Uniform,
+)
 from fedbook.rounds import evaluation as ev
 from fedbook.rounds import lockstep as ls
+from fedbook.rounds.halves import Clients
 from fedbook.rounds.params import body, copy_into, count_bytes, shared_state
 from fedbook.rounds.record import Record, Traffic
 from fedbook.rounds.seeds import generator, stream
@@ -194,7 +205,10 @@ def test_settings_at_the_edge_are_taken(settings):
     "settings",
     [
         {"epochs": 0},
+        {"epochs": 1.5},
+        {"epochs": True},
         {"batch_size": 0},
+        {"lr": "fast"},
         {"lr": -1e-9},
         {"lr": math.inf},
         {"weight_decay": -1e-9},
@@ -576,3 +590,94 @@ def test_one_sample_is_enough_and_a_model_for_others_is_refused(toy):
         [{"train": (torch.zeros(1, 5), [0]), "test": (torch.zeros(0, 5), [])}]
     )
     assert run("fedavg", alone).records[0].weights == [1.0]
+
+
+def test_every_purpose_has_a_stream_of_its_own(toy):
+    """Stored results rest on their names: measuring, training and personal models."""
+    seen = {}
+
+    class Watching(Personal):
+        def measure(self, local, memory):
+            seen["measure", local.round, local.client.id] = local.generator.initial_seed()
+            return {}
+
+        def begin(self, local, sent, memory):
+            seen["train", local.round, local.client.id] = local.generator.initial_seed()
+
+        def load(self, local, sent, memory):
+            seen["personal", local.round, local.client.id] = local.generator.initial_seed()
+
+    run(methods.get("fedavg", **LOCAL).replace(personal=Watching()), toy, 2, seed=5)
+    assert seen == {key: stream(5, *key) for key in seen} and len(seen) == 3 * 2 * 4
+
+
+def test_groups_reach_the_reports_and_their_state_is_kept(toy):
+    seen = []
+
+    class Halves(Grouping):
+        def init(self, federation, model):
+            return {"rounds": 0}
+
+        def __call__(self, state, reports):
+            return [r.id // 2 for r in reports], {"rounds": state["rounds"] + 1}
+
+    class Looking(BySize):
+        def prepare(self, state, reports):
+            seen.append([(r.id, r.group) for r in reports])
+            return state
+
+    method = methods.get("fedavg", **LOCAL).replace(grouping=Halves(), weigh=(Looking(),))
+    done = run(method, toy, 2)
+    assert seen == [[(0, 0), (1, 0), (2, 1), (3, 1)]] * 2
+    assert done.state["grouping"] == {"rounds": 2}
+    assert same(done, run("fedavg", toy, 2))
+
+
+@pytest.mark.parametrize("engine, passes", [("loop", [1, 1, 1, 1]), ("lockstep", [4])])
+def test_losses_are_measured_together_where_clients_train_so(toy, monkeypatch, engine, passes):
+    asked = []
+    real = Clients.evaluate
+
+    def spy(self, model, clients=None, part="test"):
+        if part == "train":
+            asked.append(len(clients))
+        return real(self, model, clients, part)
+
+    monkeypatch.setattr(Clients, "evaluate", spy)
+    options = {"device": "cpu", "engine": engine, "quiet": True}
+    done = simulate(methods.get("q_ffl", **LOCAL), toy, mlp(toy), 1, **options).run()
+    assert asked == passes and done.engine == engine
+
+
+def test_a_model_without_forward_is_refused(toy):
+    class Mute(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(5, 3)
+
+        def embed(self, x):
+            return x
+
+    with pytest.raises(FedbookError, match="the model has no forward"):
+        simulate(methods.get("fedavg"), toy, Mute())
+
+
+def test_a_checkpoint_names_what_differs(toy, tmp_path):
+    method = methods.get("fedavg", **LOCAL)
+    run(method, toy, 1, checkpoint=tmp_path)
+    other = dataclasses.replace(toy, y=toy.y.flip(0))
+    cases = {
+        "method": (method.replace(name="mine"), toy, mlp(toy), 0),
+        "federation": (method, other, mlp(toy), 0),
+        "model": (method, toy, mlp(toy, width=9), 0),
+        "seed": (method, toy, mlp(toy), 1),
+    }
+    for what, (recipe, federation, model, seed) in cases.items():
+        with pytest.raises(FedbookError, match=f"its {what} differs"):
+            run(recipe, federation, 2, model, seed=seed, checkpoint=tmp_path)
+    assert len(run(method, toy, 2, checkpoint=tmp_path).records) == 2
+
+
+def test_the_first_client_on_the_processor_unless_told(toy):
+    local = Local.of(toy, mlp(toy))
+    assert local.client is toy.clients[0] and local.device == Device("cpu")

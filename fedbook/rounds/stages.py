@@ -607,15 +607,11 @@ class Method:
     def difference(self) -> dict[str, str]:
         """What this method changes in FedAvg, by slot."""
         usual = Method(name="fedavg").stages()
-        own = self.stages()
         found = {}
-        for slot, stage in own.items():
+        for slot, stage in self.stages().items():
             options = _changed(stage, usual.get(slot))
             if slot not in usual or type(stage) is not type(usual[slot]) or options:
                 found[slot] = f"{type(stage).__name__}({options})"
-        for slot in usual:
-            if slot not in own:
-                found[slot] = "nothing"
         return found
 
     def __repr__(self) -> str:
