@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import math
+import threading
 import types
 from typing import Any, Literal
 
@@ -431,6 +432,104 @@ def test_every_client_is_clipped_by_its_own_norm(toy, clip):
         for e in ("loop", "lockstep")
     ]
     assert [f.engine for f in found] == ["loop", "lockstep"] and near(*found, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("fedavg", {"momentum": 0.9, "weight_decay": 0.01, "epochs": 2, "batch_size": 5}),
+        ("fedavg", {"optimizer": "adamw", "lr": 0.01, "epochs": 2, "weight_decay": 0.1}),
+        ("fedavg", {"param_groups": (("head.*", {"lr": 0.5}),), "participation": 3}),
+        ("fedprox", {"mu": 0.5}),
+        ("scaffold", {}),
+        ("ditto", {}),
+        ("lg_fedavg", {}),
+        ("moon", {}),
+        ("q_ffl", {}),
+    ],
+)
+def test_lockstep_is_the_loop(toy, name, options):
+    """Clients of 8, 12, 20 and 40 samples: parameters, losses, hits, scores and bytes."""
+    found = []
+    for kind in ("loop", "lockstep"):
+        settings = {"device": "cpu", "engine": kind, "quiet": True}
+        method = methods.get(name, **(LOCAL | options))
+        found.append(simulate(method, toy, mlp(toy), 2, **settings).run())
+    assert [f.engine for f in found] == ["loop", "lockstep"] and near(*found, atol=2e-5)
+    for a, b in zip(*(f.records for f in found), strict=True):
+        assert a.participants == b.participants
+        assert (a.bytes_up, a.bytes_down) == (b.bytes_up, b.bytes_down)
+        assert list(a.train_loss) == list(b.train_loss)
+        for score in ("train_loss", "train_acc", "test_loss", "personal_loss", "personal_f1"):
+            ours, theirs = getattr(a, score), getattr(b, score)
+            assert (ours is None and theirs is None) or ours == pytest.approx(theirs, abs=1e-4)
+
+
+def test_chunks_are_computed_side_by_side_and_in_order(toy):
+    before = torch.get_num_threads()
+    work = engine(toy, 3)
+    seen = work._map(lambda c: (c, threading.get_ident(), torch.get_num_threads()), [3, 1, 2])
+    assert [c for c, _, _ in seen] == [3, 1, 2] and {n for _, _, n in seen} == {1}
+    assert threading.get_ident() not in {who for _, who, _ in seen}
+    assert torch.get_num_threads() == before
+    alone = engine(toy, 1)._map(lambda c: threading.get_ident(), [1, 2])
+    assert alone == [threading.get_ident()] * 2 == engine(toy, 5)._map(lambda c: alone[0], [1, 2])
+    two = engine(toy, 2)._map(lambda c: threading.get_ident(), [1, 2])
+    assert threading.get_ident() not in two
+
+
+def test_a_stack_trains_unless_told(toy):
+    work = engine(toy)
+    start = work._resident()
+    assert set(start) == set(work.trained) and work.whole
+    with work._stack([start, start]) as stack:
+        assert stack._twin.training and stack.clients == 2
+    with work._stack([start], training=False) as again:
+        assert again is stack and not again._twin.training  # used again
+
+
+def test_what_is_drawn_after_training_is_the_same_by_both_engines(toy):
+    class Drawing(BySize):
+        def end(self, local, sent, memory):
+            return {"draw": float(torch.rand(()))}
+
+        def __call__(self, state, reports):
+            scores, _ = super().__call__(state, reports)
+            return scores, {"log": {"draws": [r["draw"] for r in reports]}}
+
+    drawn = []
+    for kind in ("loop", "lockstep"):
+        settings = {"device": "cpu", "engine": kind, "quiet": True}
+        method = methods.get("fedavg", **LOCAL).replace(weigh=(Drawing(),))
+        drawn.append(simulate(method, toy, mlp(toy), 1, **settings).run().records[0].log["draws"])
+    assert drawn[0] == drawn[1] and len(set(drawn[0])) == 4
+
+
+def test_what_stands_in_the_way_of_a_lock_step(toy):
+    class Steps(LocalSolver):
+        def step(self, local, optimizer, batch):
+            return super().step(local, optimizer, batch)
+
+    class Loops(LocalSolver):
+        def __call__(self, local, sent, memory):
+            return super().__call__(local, sent, memory)
+
+    class Alone(CrossEntropy):
+        pass
+
+    method = methods.get("fedavg", **LOCAL)
+    cases = {
+        "Steps has steps of its own": method.replace(solve=Steps()),
+        "Loops has a loop of its own": method.replace(solve=Loops()),
+        "Alone needs a pass of its own": method.replace(objective=(Alone(lockstep=False),)),
+    }
+    for reason, recipe in cases.items():
+        stopped = simulate(recipe, toy, mlp(toy), 1, device="cpu", quiet=True)
+        assert stopped.engine == "loop" and ls.obstacle(stopped) == (reason, "")
+    compiled = simulate(method, toy, mlp(toy), 1, device="cpu", quiet=True)
+    assert ls.obstacle(compiled)[0] is None
+    compiled.device = Device("cpu", compile=True)
+    assert ls.obstacle(compiled) == ("the model is compiled for one client", "")
 
 
 def test_leaving_clients_take_their_rows_along():
