@@ -500,7 +500,7 @@ def test_what_is_drawn_after_training_is_the_same_by_both_engines(toy):
     drawn = []
     for kind in ("loop", "lockstep"):
         settings = {"device": "cpu", "engine": kind, "quiet": True}
-        method = methods.get("fedavg", **LOCAL).replace(weigh=(Drawing(),))
+        method = methods.get("fedavg", **LOCAL).replace(weigh=(Drawing(loss="training"),))
         drawn.append(simulate(method, toy, mlp(toy), 1, **settings).run().records[0].log["draws"])
     assert drawn[0] == drawn[1] and len(set(drawn[0])) == 4
 
