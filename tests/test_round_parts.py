@@ -545,6 +545,21 @@ def test_leaving_clients_take_their_rows_along():
     assert optimizer.state[new]["momentum_buffer"].tolist() == [[1, 1], [1, 1]]
 
 
+class Scaled(nn.Module):
+    """A trained number that belongs to no layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.head = nn.Linear(5, 3)
+
+    def embed(self, x):
+        return x * self.scale
+
+    def forward(self, x):
+        return self.head(self.embed(x))
+
+
 def test_which_engine_is_chosen(toy):
     def chosen(method="fedavg", engine="auto", model=None, **device):
         built = mlp(toy) if model is None else model
@@ -553,6 +568,10 @@ def test_which_engine_is_chosen(toy):
 
     assert chosen() == chosen(engine="lockstep") == "lockstep"
     assert chosen(engine="loop") == "loop"
+    scaled = Scaled()
+    assert ls.obstacle(simulate(methods.get("fedavg"), toy, scaled, device="cpu"))[1] == "vmap"
+    assert chosen(model=scaled, engine="lockstep") == "lockstep"
+    assert chosen(model=scaled) == "loop"  # vmap costs more than it saves on a processor
     with pytest.raises(FedbookError, match="use one of loop, lockstep, auto"):
         chosen(engine="Loop")
 
