@@ -116,6 +116,8 @@ def test_accuracy_is_the_global_models_before_the_clients_own():
     fresh = record()
     assert fresh.seconds == 0.0 and fresh.log == {} and fresh.log is not record().log
     assert Record.from_json(fresh.to_json()) == fresh
+    with pytest.raises(TypeError):  # by name only
+        Record(3, [4, 7], [0.25, 0.75], {}, {}, 1, 2)
 
 
 # -- settings --------------------------------------------------------------------------------------
@@ -337,6 +339,18 @@ def test_a_device_by_default_changes_nothing():
         Device("nowhere").torch  # noqa: B018
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_gpu_is_taken_if_there_is_one(monkeypatch, there):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    assert Device("auto").torch.type == ("cuda" if there else "cpu")
+    assert Device("cpu").torch.type == "cpu"
+    if there:
+        assert Device("cuda:1").torch == torch.device("cuda:1")
+        return
+    with pytest.raises(FedbookError, match="torch sees no GPU"):
+        Device("cuda").torch  # noqa: B018
+
+
 # -- evaluation ------------------------------------------------------------------------------------
 def test_predictions_do_not_depend_on_the_batch_and_leave_the_mode(toy):
     model = normed()
@@ -354,6 +368,13 @@ def test_predictions_do_not_depend_on_the_batch_and_leave_the_mode(toy):
     assert not model.training
     none = ev.predict(model, toy, index[:0], **settings)
     assert [len(t) for t in none] == [0, 0]
+
+
+def test_what_a_model_offers_to_compute_once(toy):
+    model = mlp(toy)
+    assert ev.precompute(model, toy) == {}
+    model.precompute = lambda federation: {"n": torch.arange(len(federation.x))}
+    assert torch.equal(ev.precompute(model, toy)["n"], torch.arange(len(toy.x)))
 
 
 def test_one_part_of_some_clients(toy):
