@@ -44,9 +44,9 @@ def show(fig: Figure, alt: str, caption: str = "") -> None:
     Figures count from 1 in the order in which a notebook first shows them; one that is shown again
     keeps its number. Without a caption the description's first sentence is one.
     """
-    if not alt.strip():
+    if not (isinstance(alt, str) and alt.strip()):
         raise FedbookError(
-            "a figure needs a description", 'say what it shows: show(fig, alt="...")'
+            f"a figure needs a description, got {alt!r}", 'say what it shows: show(fig, alt="...")'
         )
     number = NUMBERS.setdefault(alt, len(NUMBERS) + 1)
     display_figure(fig, alt, f"Figure {number}. {caption or _first_sentence(alt)}")
