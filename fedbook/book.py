@@ -52,6 +52,9 @@ CSS = """\
 html[data-theme="dark"] .bd-article img { background: white; }
 .bd-article table { display: block; overflow-x: auto; font-size: 0.85em; }
 .bd-article figcaption { font-size: 0.9em; }
+.bd-article h1, .bd-article h2, .bd-article code, .bd-article a { overflow-wrap: anywhere; }
+.bd-article code .pre { white-space: normal; }
+.bd-article div.math { overflow-x: auto; }
 """
 INDEX = """\
 # fedbook
