@@ -53,7 +53,7 @@ def default_folder(kind: str = "results") -> Path:
 
 
 def _shipped() -> Path:
-    """The results that come with the package: a wheel has them inside, an editable install beside."""
+    """The results that come with fedbook: inside a wheel, beside an editable install."""
     inside = Path(__file__).parent / "stored"
     checkout = Path(__file__).parents[1]
     editable = not inside.is_dir() and (checkout / "pyproject.toml").is_file()

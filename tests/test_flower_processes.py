@@ -2,8 +2,8 @@
 
 `pytest -n 0 -m "processes and not long"` runs those that `.ci/run` runs, `-m processes` all. Flower
 starts a process for every message, which imports torch anew: a prompted ViT, with timm, takes ten
-processor seconds for that, so runs of FedGCR and FGPT on SuperNodes are `long`. Each test has a hard
-time limit, and ports of its own on 127.0.0.1.
+processor seconds for that, so runs of FedGCR and FGPT on SuperNodes are `long`. Each test has a
+hard time limit, and ports of its own on 127.0.0.1.
 """
 
 import os
