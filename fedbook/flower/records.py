@@ -114,7 +114,7 @@ def settings(records: RecordDict) -> dict[str, Any]:
     found: dict[str, Any] = dict(records.config_records["run"])
     for name, kind in SETTINGS.items():
         value: Any = found.get(name)
-        if type(value) is not kind or (kind is int and value < 0):
+        if type(value) is not kind or (isinstance(value, int) and value < 0):
             raise FedbookError(f"{name} of a message must be {KINDS[kind]}, got {value!r}", SAME)
     if found["round"] and not found["counted"] <= found["round"] <= found["rounds"]:
         raise FedbookError(
