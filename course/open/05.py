@@ -7,7 +7,3 @@ print(pd.DataFrame(both).to_string())
 wrong = {f"T' = {t}": run_again(clusters=t) for t in (2, 5, 10)}
 wrong |= {"q = -1": run_again(q=-1), "delta = 0": run_again(delta=0.0)}
 print(pd.DataFrame(wrong).to_string())
-
-# %% 05.7
-for SEED in range(3):
-    print(pd.DataFrame({f"lam1 = {v}": run_again(lam1=v) for v in (0.0, 0.5, 5.0)}).to_string())
