@@ -60,16 +60,19 @@ def display_figure(fig: Figure | Path, alt: str, caption: str) -> None:
     import matplotlib.pyplot as plt
     from IPython.display import display
 
-    kept = isinstance(fig, Path)
-    png = base64.b64encode(fig.read_bytes()).decode() if kept else _png(fig)
+    if isinstance(fig, Path):
+        png = base64.b64encode(fig.read_bytes()).decode()
+        plain = fig.name
+    else:
+        png = _png(fig)
+        plain = repr(fig)
+        plt.close(fig)
     data = {
         "image/png": png,
         "text/html": figure(png, alt, caption),
-        "text/plain": fig.name if kept else repr(fig),
+        "text/plain": plain,
     }
     display(data, raw=True, metadata={"image/png": {"alt": alt}})
-    if not kept:
-        plt.close(fig)
 
 
 def _png(fig: Figure) -> str:
