@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbook.course.answers import answer, hint, summary
@@ -37,9 +38,9 @@ def start(scale: str = "smoke") -> None:
         print("no GPU: paper scale would take days here; choose SCALE = 'smoke' or 'laptop'")
 
 
-def show(fig: Figure, alt: str, caption: str = "") -> None:
-    """Display a figure with a description (alt text) for those who cannot see it, a number and a
-    caption, and close it.
+def show(fig: Figure | Path, alt: str, caption: str = "") -> None:
+    """Display a figure, or a PNG kept in a file, with a description (alt text) for those who cannot
+    see it, a number and a caption, and close it.
 
     Figures count from 1 in the order in which a notebook first shows them; one that is shown again
     keeps its number. Without a caption the description's first sentence is one.
@@ -52,21 +53,26 @@ def show(fig: Figure, alt: str, caption: str = "") -> None:
     display_figure(fig, alt, f"Figure {number}. {caption or _first_sentence(alt)}")
 
 
-def display_figure(fig: Figure, alt: str, caption: str) -> None:
+def display_figure(fig: Figure | Path, alt: str, caption: str) -> None:
     """Display a figure twice in one: as HTML, whose alt text a screen reader finds, and as the
     plain PNG for programs that show no HTML. Then close it.
     """
     import matplotlib.pyplot as plt
     from IPython.display import display
 
-    png = _png(fig)
+    if isinstance(fig, Path):
+        png = base64.b64encode(fig.read_bytes()).decode()
+        plain = fig.name
+    else:
+        png = _png(fig)
+        plain = repr(fig)
+        plt.close(fig)
     data = {
         "image/png": png,
         "text/html": figure(png, alt, caption),
-        "text/plain": repr(fig),
+        "text/plain": plain,
     }
     display(data, raw=True, metadata={"image/png": {"alt": alt}})
-    plt.close(fig)
 
 
 def _png(fig: Figure) -> str:

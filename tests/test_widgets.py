@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 from fedbook import FedbookError
+from fedbook.data import ecg
 from fedbook.notebook import five_stages, show, start
 from fedbook.widgets import explore
 
@@ -112,6 +113,17 @@ def test_show_keeps_the_description_and_closes(displayed):
     assert data["text/plain"].startswith("<Figure size")
     with pytest.raises(FedbookError, match="description"):
         show(fig, alt=" ")
+
+
+def test_a_kept_picture_is_shown_as_it_is(displayed, monkeypatch, tmp_path):
+    """Recorded heartbeats are seen with and without the recordings, the same to the byte."""
+    monkeypatch.setenv("FEDBOOK_DATA", str(tmp_path))
+    assert ecg.place() is None
+    show(ecg.PICTURE, alt="beats of three records")
+    [(data, metadata)] = displayed
+    assert base64.b64decode(data["image/png"]) == ecg.PICTURE.read_bytes()
+    assert metadata["image/png"]["alt"] == "beats of three records"
+    assert data["text/plain"] == "mitbih_beats.png"
 
 
 def test_figures_keep_their_numbers(displayed):

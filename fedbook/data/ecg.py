@@ -29,6 +29,7 @@ from fedbook.errors import FedbookError
 VERSION = 1  # of the generator
 RATE = 360  # samples per second, and per window
 LEAD = "MLII"
+PICTURE = Path(__file__).parent / "mitbih_beats.png"  # beats of three records, drawn once
 FILES = ("hea", "dat", "atr")
 ADDRESS = "https://physionet.org/files/mitdb/1.0.0/"
 CLASSES = {
