@@ -211,17 +211,19 @@ def run_flower(fed: Any, model: Any, mark: Mark) -> Any:
 
         torch.set_num_threads(1)
         net, data = peers._resident()
-        net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        net.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
         x, y = data[int(context.node_config["partition-id"])]
         began = time.process_time()
         peers.epoch(net, x, y)
         spent = time.process_time() - began
-        metrics = MetricRecord({"num-examples": len(y), "epoch-seconds": spent})
-        content = {"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}
-        return Message(content=RecordDict(content), reply_to=message)
+        content = RecordDict()
+        content["arrays"] = ArrayRecord(net.state_dict())
+        content["metrics"] = MetricRecord({"num-examples": len(y), "epoch-seconds": spent})
+        return Message(content=content, reply_to=message)
 
     class Marked(FedAvg):
         def aggregate_train(self, *args: Any, **kwargs: Any) -> Any:
+            metrics: Any
             arrays, metrics = super().aggregate_train(*args, **kwargs)
             epochs.append(PARTICIPANTS * metrics["epoch-seconds"])  # the mean of equal clients
             mark()
