@@ -33,12 +33,16 @@ def simulated():
     return one
 
 
-@pytest.mark.parametrize("name", bad_messages.TO_CLIENTS)
-def test_a_client_refuses(tmp_path, name):
+REFUSED = [("messages", name, case) for name, case in bad_messages.TO_CLIENTS.items()]
+REFUSED += [("starts", name, case) for name, case in bad_messages.STARTS.items()]
+
+
+@pytest.mark.parametrize("table, name, case", REFUSED, ids=[name for _, name, _ in REFUSED])
+def test_a_client_or_a_start_is_refused_in_one_line(tmp_path, table, name, case):
     with pytest.raises(FedbookError) as caught:
-        bad_messages.TO_CLIENTS[name](tmp_path)
+        case(tmp_path)
     check(str(caught.value))
-    same_as_page(str(caught.value), "messages", name, tmp_path)
+    same_as_page(str(caught.value), table, name, tmp_path)
 
 
 def test_the_message_itself_is_answered(tmp_path):
@@ -114,14 +118,6 @@ def test_of_two_answers_the_first_counts(simulated):
     assert same(expected, found.params)
     assert plain(expected.records)[1]["weights"] == plain(found.records)[1]["weights"]
     assert said == ["client 2 answered twice: the first answer counts"]
-
-
-@pytest.mark.parametrize("name", bad_messages.STARTS)
-def test_what_cannot_be_used_stops_in_one_line(tmp_path, name):
-    with pytest.raises(FedbookError) as caught:
-        bad_messages.STARTS[name](tmp_path)
-    check(str(caught.value))
-    same_as_page(str(caught.value), "starts", name, tmp_path)
 
 
 def test_the_page_names_every_case():

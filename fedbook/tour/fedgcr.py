@@ -12,6 +12,7 @@ import numpy as np
 
 from fedbook import plots
 from fedbook.experiment import Experiment
+from fedbook.metrics import type_means
 from fedbook.papers import fedgcr
 from fedbook.papers.draw import MARKS
 from fedbook.papers.evidence import Cell, above, below
@@ -227,13 +228,14 @@ def types_served(methods: dict[str, list[Run]], how: str) -> Picture:
     fig, (ax,) = plots.panels(1)
     told = []
     for shift, (method, own) in zip((-0.08, 0.08), methods.items()):
-        scores = np.array([by_type(r) for r in own])
-        centre, half = np.array([interval(column) for column in scores.T]).T
+        clients = [r.metrics["clients"] for r in own]
+        scores = [100 * type_means(c["acc"], c["type"]) for c in clients]
+        centre, half = np.array([interval(column) for column in zip(*scores)]).T
         look = plots.look(method) | {"linestyle": ""}
         ax.errorbar(np.arange(len(centre)) + shift, centre, half, capsize=3, **look)
         told.append(f"{look['label']} {', '.join(f'{v:.0f}' for v in centre)}")
     names = [name.split("_")[0] for name in own[0].metrics["type_names"]]
-    many = Counter(own[0].metrics["clients"]["type"])
+    many = Counter(clients[0]["type"])
     ticks = [f"{name}\n({many[t]})" for t, name in enumerate(names)]
     ax.set(xlabel="type (its clients)", ylabel="test accuracy (%)", ylim=(0, 100))
     ax.set_xticks(range(len(names)), ticks)
@@ -245,14 +247,6 @@ def types_served(methods: dict[str, list[Run]], how: str) -> Picture:
         f"laptop runs, not made on this machine. Bars: 95 % interval over {len(own)} seeds.",
         alt=f"Accuracy on the types {', '.join(names)} in percent: {'; '.join(told)}.",
     )
-
-
-def by_type(run: Run) -> list[float]:
-    """Mean accuracy of the clients of each type, in percent."""
-    clients = run.metrics["clients"]
-    kinds = np.array(clients["type"])
-    accuracies = np.array(clients["acc"])
-    return [100 * accuracies[kinds == t].mean() for t in np.unique(kinds)]
 
 
 def lines(found: Found) -> list[str]:
