@@ -15,8 +15,9 @@ class WithResults(build_py):
             return
         stored = Path(self.build_lib) / "fedbook" / "stored"
         stored.mkdir(parents=True, exist_ok=True)
-        for file in Path(__file__).parent.glob("results/*.jsonl"):
-            shutil.copy(file, stored)
+        for kind in ("*.jsonl", "flower*"):
+            for file in Path(__file__).parent.glob(f"results/{kind}"):
+                shutil.copy(file, stored)
 
 
 setup(cmdclass={"build_py": WithResults})

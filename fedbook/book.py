@@ -25,6 +25,7 @@ from typing import Any
 import fedbook
 from fedbook.errors import FedbookError
 
+LINKED = ("ARCHITECTURE.md", "CONTRIBUTING.md", "fedbook/models/weights/*.md")
 NEEDED = ("sphinx", "myst_nb", "sphinx_book_theme", "sphinx-mathjax-offline")
 CONF = """\
 project = "fedbook"
@@ -34,6 +35,7 @@ extensions = ["myst_nb", "sphinx.ext.mathjax", "sphinx-mathjax-offline"]
 html_theme = "sphinx_book_theme"
 html_title = "fedbook"
 html_theme_options = {"show_navbar_depth": 1, "use_download_button": True}
+html_context = {"default_mode": "auto"}
 html_static_path = ["_static"]
 html_css_files = ["book.css"]
 nb_execution_mode = "off"
@@ -41,7 +43,8 @@ nb_merge_streams = True
 nb_render_markdown_format = "myst"
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "html_image"]
 myst_heading_anchors = 3
-suppress_warnings = ["myst.header", "mystnb.unknown_mime_type", "myst.xref_missing"]
+myst_heading_slug_func = "fedbook.book.anchor"
+suppress_warnings = ["myst.header", "mystnb.unknown_mime_type"]
 exclude_patterns = ["figures/README.md"]
 """
 CSS = """\
@@ -49,6 +52,9 @@ CSS = """\
 html[data-theme="dark"] .bd-article img { background: white; }
 .bd-article table { display: block; overflow-x: auto; font-size: 0.85em; }
 .bd-article figcaption { font-size: 0.9em; }
+.bd-article h1, .bd-article h2, .bd-article code, .bd-article a { overflow-wrap: anywhere; }
+.bd-article code .pre { white-space: normal; }
+.bd-article div.math { overflow-x: auto; }
 """
 INDEX = """\
 # fedbook
@@ -62,6 +68,7 @@ judged by what comes out.
 
 Begin with [notebook 00](notebooks/{first}). What the papers claim and what we can tell:
 [claims](claims.md). All figures: [gallery](gallery.md).
+Symbols, words and algorithms: [glossary](notebooks/glossary.ipynb).
 To teach with it: [course](course/TEACH.md).
 
 ```{{toctree}}
@@ -82,10 +89,12 @@ gallery
 ```{{toctree}}
 :caption: To teach and to build on
 :maxdepth: 1
+:glob:
 
 course/TEACH
-architecture
-contributing
+ARCHITECTURE
+CONTRIBUTING
+fedbook/models/weights/*
 api
 ```
 """
@@ -115,7 +124,7 @@ def write_source(root: Path, source: Path) -> None:
     (source / "_static").mkdir(parents=True)
     (source / "_static" / "book.css").write_text(CSS, encoding="utf-8")
     (source / "notebooks").mkdir()
-    for path in notebooks:
+    for path in [*notebooks, root / "notebooks" / "glossary.ipynb"]:
         _copy_notebook(path, source / "notebooks" / path.name)
     shutil.copytree(root / "figures", source / "figures", ignore=shutil.ignore_patterns("*.pdf"))
     pages = {
@@ -124,19 +133,23 @@ def write_source(root: Path, source: Path) -> None:
         "claims.md": _claims(root),
         "gallery.md": _gallery(root / "figures"),
         "course/TEACH.md": _text(root / "course" / "TEACH.md"),
-        "architecture.md": _text(root / "ARCHITECTURE.md"),
-        "contributing.md": _text(root / "CONTRIBUTING.md"),
     }
+    for path in (path for pattern in LINKED for path in sorted(root.glob(pattern))):
+        pages[path.relative_to(root).as_posix()] = _text(path)
     modules = list(_modules())
     listed = "\n".join(f"api/{name}" for name in modules)
     pages["api.md"] = f"# Reference\n\n```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```\n"
-    for folder in ("api", "course"):
-        (source / folder).mkdir()
     shutil.copytree(root / "course" / "figures", source / "course" / "figures")
     for name in modules:
         pages[f"api/{name}.md"] = _reference(name)
     for name, text in pages.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text(text, encoding="utf-8")
+
+
+def anchor(title: str) -> str:
+    """What a link to a heading is called: as in JupyterLab."""
+    return title.strip().replace(" ", "-")
 
 
 def _copy_notebook(path: Path, target: Path) -> None:
@@ -154,7 +167,7 @@ def _index(notebooks: list[Path]) -> str:
     from fedbook.papers import PAPERS
 
     papers = "\n".join(f"| {p.title} | {p.reference} |" for p in PAPERS.values())
-    listed = "\n".join(f"notebooks/{path.stem}" for path in notebooks)
+    listed = "\n".join(f"notebooks/{stem}" for stem in [*(p.stem for p in notebooks), "glossary"])
     return INDEX.format(papers=papers, notebooks=listed, first=notebooks[0].name)
 
 

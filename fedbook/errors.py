@@ -35,3 +35,12 @@ def unknown(what: str, name: str, known: Iterable[str], see: str = "") -> Fedboo
     near = difflib.get_close_matches(str(name), names, 1, 0.5)
     hint = f"did you mean {near[0]}?" if near else see or f"known: {', '.join(names)}"
     return FedbookError(f"unknown {what} {name!r}", hint)
+
+
+def whole(name: str, value: Any, least: int = 1) -> None:
+    """Refuse a setting that is no whole number of at least so much; True is none."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise FedbookError(
+            f"{name} must be a whole number of at least {least}, got {value!r}",
+            f"try {name}={least}",
+        )

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedbook.errors import FedbookError
+from fedbook.errors import FedbookError, whole
 from fedbook.results import Result, config_key
 
 if TYPE_CHECKING:
@@ -65,13 +65,9 @@ class Experiment:
                     f"{part} must be a name with options, got {options!r}",
                     f'for example {part}={{"name": "..."}}',
                 )
-        for name, least in (("rounds", 1), ("seed", 0), ("evaluate_every", 1), ("tail", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise FedbookError(
-                    f"{name} must be a whole number of at least {least}, got {value!r}",
-                    f"try {name}={least}",
-                )
+        for name in ("rounds", "evaluate_every", "tail"):
+            whole(name, getattr(self, name))
+        whole("seed", self.seed, 0)
         for measure in self.measures:
             if not isinstance(measure, dict) or not isinstance(measure.get("name"), str):
                 raise FedbookError(

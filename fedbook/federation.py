@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbook.errors import FedbookError
+from fedbook.errors import FedbookError, whole
 from fedbook.files import UNREADABLE, write_atomically
 
 if TYPE_CHECKING:
@@ -626,8 +626,7 @@ def federate(
     """
     from fedbook.data import partition
 
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise FedbookError(f"seed must be a whole number of at least 0, got {seed!r}", "try seed=0")
+    whole("seed", seed, 0)
     note = {
         "partition": {"name": how, "seed": seed, **json.loads(json.dumps(options, default=_plain))}
     }

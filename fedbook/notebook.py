@@ -4,8 +4,10 @@ answers."""
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import re
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +22,13 @@ __all__ = ["answer", "five_stages", "hint", "show", "start", "summary"]
 
 NUMBERS: dict[str, int] = {}  # of the figures shown in this session, by description
 
+BOUNDS = "Values in x were outside bounds"  # older scipy's remark about SLSQP; it clips them
+
 
 def start(scale: str = "smoke") -> None:
     """Give figures the book's look and print one line: versions, device, scale."""
     import matplotlib.pyplot as plt
+    import pandas as pd
     import torch
 
     from fedbook import __version__, plots
@@ -32,6 +37,10 @@ def start(scale: str = "smoke") -> None:
         raise FedbookError(f"unknown scale {scale!r}", "use 'smoke', 'laptop' or 'paper'")
     book: Any = plots.STYLE
     plt.rcParams.update(book)
+    warnings.filterwarnings("ignore", message=BOUNDS)
+    if pd.__version__ < "3":  # tables as pandas 3 prints them; 2.1 does not know the option
+        with contextlib.suppress(KeyError):
+            pd.set_option("future.no_silent_downcasting", True)
     device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"
     print(f"fedbook {__version__} | torch {torch.__version__} | {device} | {scale} scale")
     if scale == "paper" and device == "cpu":
@@ -45,9 +54,9 @@ def show(fig: Figure | Path, alt: str, caption: str = "") -> None:
     Figures count from 1 in the order in which a notebook first shows them; one that is shown again
     keeps its number. Without a caption the description's first sentence is one.
     """
-    if not alt.strip():
+    if not (isinstance(alt, str) and alt.strip()):
         raise FedbookError(
-            "a figure needs a description", 'say what it shows: show(fig, alt="...")'
+            f"a figure needs a description, got {alt!r}", 'say what it shows: show(fig, alt="...")'
         )
     number = NUMBERS.setdefault(alt, len(NUMBERS) + 1)
     display_figure(fig, alt, f"Figure {number}. {caption or _first_sentence(alt)}")

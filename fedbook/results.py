@@ -52,7 +52,15 @@ def default_folder(kind: str = "results") -> Path:
     return share / "fedbook" / kind
 
 
-SHIPPED = Path(__file__).parent / "stored"  # in the wheel only: the checkout's results/
+def _shipped() -> Path:
+    """The results that come with fedbook: inside a wheel, beside an editable install."""
+    inside = Path(__file__).parent / "stored"
+    checkout = Path(__file__).parents[1]
+    editable = not inside.is_dir() and (checkout / "pyproject.toml").is_file()
+    return checkout / "results" if editable else inside
+
+
+SHIPPED = _shipped()
 
 
 class Store:
@@ -63,7 +71,8 @@ class Store:
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self.folder = Path(folder) if folder is not None else default_folder()
-        self._folders = (SHIPPED, self.folder) if folder is None else (self.folder,)
+        asked = folder is not None or self.folder.resolve() == SHIPPED.resolve()
+        self._folders = (self.folder,) if asked else (SHIPPED, self.folder)
         self._cache: dict[Path, tuple[tuple[int, int], list[Result]]] = {}
 
     def check_writable(self) -> None:

@@ -54,13 +54,13 @@ def explore(
 
 def _first(name: str, values: Sequence[Any], start: Mapping[str, Any]) -> Any:
     """Where a slider begins; refuses values that make no slider."""
-    if isinstance(values, str) or not len(values):
+    if isinstance(values, str) or not hasattr(values, "__len__") or not len(values):
         raise FedbookError(
             f"{name} needs a list of values to choose from, got {values!r}",
             f"try {name}=[1, 2, 3]",
         )
     numbers = [v for v in values if isinstance(v, Real)]
-    if any(a >= b for a, b in pairwise(numbers)):
+    if any(not a < b for a, b in pairwise(numbers)):
         raise FedbookError(
             f"{name} needs numbers in ascending order, got {list(values)}",
             f"sort them; start={{{name!r}: {values[0]!r}}} says where the slider begins",

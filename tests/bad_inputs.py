@@ -277,9 +277,23 @@ PYTHON = {
     "papers.get: unknown paper": lambda at: papers.get("fedprox/table1"),
     "Cache: budget in words": lambda at: cache_of("much"),
     "notebook.start: unknown scale": lambda at: notebook.start("huge"),
+    "notebook.start: a scale that is a number": lambda at: notebook.start(3),
+    "notebook.start: no scale": lambda at: notebook.start(None),
     "notebook.show: no description": lambda at: notebook.show(None, alt=" "),
+    "notebook.show: a description that is a number": lambda at: notebook.show(None, alt=3),
+    "notebook.answer: unknown exercise": lambda at: notebook.answer("1.1", 0.5),
+    "notebook.hint: unknown exercise": lambda at: notebook.hint("99.9"),
+    "notebook.summary: unknown notebook": lambda at: notebook.summary("1"),
     "explore: nothing to choose from": lambda at: explore(print, alpha=[]),
     "explore: a text to choose from": lambda at: explore(print, alpha="abc"),
+    "explore: a number to choose from": lambda at: explore(print, alpha=5),
+    "explore: numbers out of order": lambda at: explore(print, alpha=[10, 1]),
+    "explore: numbers twice": lambda at: explore(print, alpha=[1, 1]),
+    "explore: NaN among the numbers": lambda at: explore(print, alpha=[float("nan"), 1]),
+    "explore: a start that is no choice": lambda at: explore(
+        print, alpha=[1, 2], start={"alpha": 3}
+    ),
+    "explore: a start of no slider": lambda at: explore(print, alpha=[1, 2], start={"alhpa": 1}),
 }
 
 

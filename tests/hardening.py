@@ -79,6 +79,25 @@ def messages(cases, prepare=lambda place: None):
     return told
 
 
+def flower(text):
+    """The page with the tables of Flower's messages, where Flower is installed."""
+    try:
+        import bad_messages as bad
+    except ImportError:
+        return text
+    told = {}
+    for name, (kind, method, spoil) in bad.ANSWERS.items():
+        told[name] = bad.played(kind, method, spoil)[1]
+    for name, spoil in bad.SCORES.items():
+        told[name] = bad.played("evaluate", "scaffold", spoil)[1]
+    for name, spoil in bad.MEETINGS.items():
+        told[name] = bad.played("query.who", "scaffold", spoil, when=0)[1]
+    said = {name: tidy(bad.reason(warnings[0])) for name, warnings in told.items()}
+    text = put(text, "messages", messages(bad.TO_CLIENTS), ("to a client", "told"))
+    text = put(text, "answers", said, ("to the server", "told in the log"))
+    return put(text, "starts", messages(bad.STARTS), ("to a server", "told"))
+
+
 def main():
     import bad_inputs
     import test_cli
@@ -113,7 +132,7 @@ def main():
     text = put(text, "commands", told, ("on the command line", "told"))
     text = put(text, "python", messages(bad_inputs.PYTHON), ("in Python", "told"))
     text = put(text, "files", messages(bad_inputs.FILES), ("from files", "told"))
-    PAGE.write_text(text)
+    PAGE.write_text(flower(text))
 
 
 if __name__ == "__main__":

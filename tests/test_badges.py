@@ -125,3 +125,12 @@ def test_shipped_results_are_read_and_ones_own_win(tmp_path, monkeypatch):
     assert [r["metrics"]["x"] for r in store.load()] == [2]
     assert [r["metrics"]["x"] for r in results.Store(shipped).load()] == [1]
     assert results.Store(tmp_path / "empty").load() == []
+
+
+def test_an_editable_install_finds_its_results_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDBOOK_RESULTS", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setattr(results, "SHIPPED", results._shipped())
+    assert len(results.Store().load()) >= 700
+    assert results.Store().folder == tmp_path / "fedbook" / "results"

@@ -15,6 +15,7 @@ from tqdm import tqdm
 from fedbook.federation import Client, Federation
 from fedbook.models import cache as caching
 from fedbook.models.cache import Cache, per_image
+from fedbook.models.hybrid import hybrid
 from fedbook.models.prompts import BUILDERS, fgpt, linear_probe
 
 N = 12
@@ -55,7 +56,7 @@ class Counted:
         self.images = 0
 
     def __call__(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        self.images += len(x)
+        self.images += len(rows.unique())  # a last batch is filled up with its last image
         return x.flatten(1)[:, :2]
 
 
@@ -91,7 +92,7 @@ def test_the_stem_runs_once_for_all_models(federation):
     net.patch_embed.register_forward_hook(lambda module, x, y: seen.append(len(y)))
     for name in BUILDERS:
         BUILDERS[name](federation, net).precompute(federation)
-    assert sum(seen) == 7  # as many as the clients hold
+    assert seen == [caching.BATCH]  # the clients hold seven, and one batch is filled up
 
 
 def test_group_prompts_alone_need_tokens_too(federation):
@@ -131,6 +132,22 @@ def test_only_asked_rows_are_computed_and_only_once(federation):
     )  # what was handed out before has not changed under its owner
     per_image("other", federation, net, counted)
     assert counted.images == 16
+
+
+def test_a_row_does_not_depend_on_who_else_is_asked_for():
+    """Kernels round by the size of their batch, so a client alone would get other tokens."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (21, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    client = Client(0, 0, torch.arange(18), torch.arange(18, 21))
+    whole = Federation(x, torch.arange(21) % 3, (client,), ("a", "b", "c"), ("t",))
+    m = BUILDERS["vpt"](whole, hybrid())
+
+    def compute(rows: torch.Tensor) -> torch.Tensor:
+        return m.frozen_cls(whole.inputs(rows))
+
+    every = Cache().rows("every", 21, torch.arange(21), compute)
+    for own in (torch.tensor([4]), torch.tensor([20, 3, 7]), torch.arange(2, 19)):
+        assert torch.equal(Cache().rows("own", 21, own, compute)[own], every[own])
 
 
 def test_other_images_or_weights_are_another_entry(federation):
@@ -272,7 +289,7 @@ def test_first_use_shows_one_bar_for_the_stem_in_all_processes(federation, monke
     for name in BUILDERS:
         monkeypatch.setattr(caching, "CACHE", Cache(directory=tmp_path))  # as a new process has it
         BUILDERS[name](federation, net).precompute(federation)
-    assert sum(seen) == 7
+    assert seen == [caching.BATCH]
     assert bars == ["tokens of 7 images, once", "cls of 7 images, once"]
 
 
@@ -303,7 +320,7 @@ def test_a_stopped_pass_goes_on_where_it_was_written(monkeypatch, tmp_path):
     rest: list[int] = []
 
     def goes_on(rows):
-        rest.extend(rows.tolist())
+        rest.extend(rows.unique().tolist())
         return rows[:, None].float()
 
     found = Cache(directory=tmp_path).rows("k", 40, torch.arange(40), goes_on)

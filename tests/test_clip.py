@@ -346,7 +346,7 @@ class Counting(clip.ImageTextEncoder):
         self.seen = 0
 
     def _pictures(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen += len(x)
+        self.seen += len(x.unique(dim=0))  # a last batch is filled up with its last image
         return F.pad(x.mean((2, 3)), (0, 509))
 
     def _texts(self, texts: list[str]) -> torch.Tensor:

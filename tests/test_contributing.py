@@ -15,5 +15,5 @@ BLOCKS = [
 
 @pytest.mark.parametrize("page, block", BLOCKS)
 def test_block(page, block, capsys):
-    source = block.replace("rounds=10)", "rounds=1)")
+    source = block.replace("rounds=10)", "rounds=1)").replace("dif=5)", "dif=5, scale=0.05)")
     exec(compile(source, page, "exec"), {"__name__": "block"})

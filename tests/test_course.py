@@ -130,6 +130,16 @@ def test_a_clean_student_edition_has_no_outputs(tmp_path, capsys):
     assert "name another folder" in capsys.readouterr().err
 
 
+def test_the_guide_answers_every_open_exercise():
+    guide = (ROOT / "course" / "TEACH.md").read_text()
+    told = re.findall(r"^\*\*(\d\d\.\d)\*\* ", guide, re.M)
+    asked = []
+    for path in NOTEBOOKS:
+        text = "\n".join("".join(c["source"]) for c in json.loads(path.read_text())["cells"])
+        asked += [f"{path.name[:2]}.{i}" for i in re.findall(r"\*\*(\d) \(open\)", text)]
+    assert told == asked and len(told) > 30
+
+
 # -- the glossary ----------------------------------------------------------------------------------
 def test_the_glossary_is_current_and_linked_from_every_notebook():
     assert (ROOT / "notebooks" / "glossary.ipynb").read_text() == glossary.text()
@@ -177,26 +187,59 @@ def hand_in(folder, student, name, text):
     path.write_text(text)
 
 
+def test_a_cell_that_was_stopped_is_said(tmp_path):
+    from nbformat import v4, write
+
+    from fedbook.course.grade import slow_note
+
+    cell = v4.new_code_cell("while True:\n    pass")
+    path = tmp_path / "autograded" / "ada" / "ps1" / "ps1.ipynb"
+    path.parent.mkdir(parents=True)
+    write(v4.new_notebook(cells=[v4.new_markdown_cell("text"), cell]), path)
+    assert slow_note(tmp_path, "ada", "ps1") == ""
+    cell.outputs = [v4.new_output("error", ename="CellTimeoutError", evalue="", traceback=[])]
+    write(v4.new_notebook(cells=[cell]), path)
+    assert "longer than a minute" in slow_note(tmp_path, "ada", "ps1")
+
+
+def with_mistakes(source, mistakes):
+    """A solved notebook with some typical wrong answers."""
+    book = json.loads(source)
+    for cell in book["cells"]:
+        about = cell["metadata"].get("nbgrader", {})
+        if about.get("solution") and about["grade_id"] in mistakes:
+            cell["source"] = mistakes[about["grade_id"]]
+    return json.dumps(book)
+
+
 @pytest.mark.nbgrader
 def test_the_cycle_of_nbgrader(tmp_path, capsys):
+    """Ada solves everything, Bob makes typical mistakes in every second part, Eve does nothing."""
     pytest.importorskip("nbgrader", reason="nbgrader is not installed: pip install fedbook[course]")
     name = "ps2_partitions"
+    assignment = read(ROOT / "course" / f"{name}.py")
+    mistakes = {c.id: c.text for c in assignment.of("wrong")[::2]}
+    lost = sum(c.points for c in assignment.of("test") if c.id in mistakes)
+    assert 0 < lost < 20
     assert main(["course", "build", str(tmp_path), name]) == 0
     release = (tmp_path / "release" / name / f"{name}.ipynb").read_text()
     assert "SOLUTION" not in release and "HIDDEN" not in release
     assert "your lines here" in release
     source = (tmp_path / "source" / name / f"{name}.ipynb").read_text()
     hand_in(tmp_path, "ada", name, source.replace('\\"solution\\"', '\\"ada\\"'))
-    hand_in(tmp_path, "bob", name, release)
+    mine = source.replace('\\"solution\\"', '\\"bob\\"')
+    hand_in(tmp_path, "bob", name, with_mistakes(mine, mistakes))
+    hand_in(tmp_path, "eve", name, release)
     capsys.readouterr()
     assert main(["course", "grade", str(tmp_path), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(r["student"], r["score"], r["points"]) for r in rows] == [
         ("ada", 20.0, 20.0),
-        ("bob", 0.0, 20.0),
+        ("bob", 20.0 - lost, 20.0),
+        ("eve", 0.0, 20.0),
     ]
-    assert rows[0]["note"] == "" and "no name" in rows[1]["note"]
+    assert [r["note"] for r in rows[:2]] == ["", ""] and "no name" in rows[2]["note"]
     with open(tmp_path / "grades.csv") as f:
         scores = {r["student_id"]: float(r["score"]) for r in csv.DictReader(f)}
-    assert scores == {"ada": 20.0, "bob": 0.0}
-    assert (tmp_path / "feedback" / "ada" / name / f"{name}.html").is_file()
+    assert scores == {"ada": 20.0, "bob": 20.0 - lost, "eve": 0.0}
+    assert "AssertionError" in (tmp_path / "feedback" / "bob" / name / f"{name}.html").read_text()

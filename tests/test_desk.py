@@ -60,6 +60,7 @@ def desk(tmp_path, monkeypatch, capsys):
     """A folder with code and data of one's own, and a way to call commands in it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDBOOK_RESULTS", str(tmp_path / "results"))
+    monkeypatch.setattr("fedbook.results.SHIPPED", tmp_path / "nothing")
     monkeypatch.setenv("FEDBOOK_FIGURES", str(tmp_path / "figures"))
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("FEDBOOK_DEBUG", raising=False)

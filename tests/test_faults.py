@@ -12,8 +12,10 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 import time
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -453,6 +455,38 @@ def test_ctrl_c_with_two_workers(call, interruptible, tiny_table, tmp_path):  # 
     assert kept < len(store.load()) and workers_are_gone()
     compute(todo(), store, 1)
     assert not todo() and len(store.load()) == every
+
+
+KILLED = """
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+from fedbook.papers.reproduce import _one_thread
+
+if __name__ == "__main__":
+    with ProcessPoolExecutor(2, get_context("spawn"), initializer=_one_thread) as pool:
+        at_work = [pool.submit(time.sleep, 100) for _ in range(2)]
+        while not all(future.running() for future in at_work):
+            time.sleep(0.1)
+        print(*pool._processes, flush=True)
+        time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_go_with_the_process_that_began_them(tmp_path, how):
+    """`fedbook reproduce --jobs 2` itself is killed (-9, or TERM) | its workers end with it"""
+    (tmp_path / "killed.py").write_text(KILLED)
+    command = [sys.executable, str(tmp_path / "killed.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as begun:
+        workers = [int(pid) for pid in begun.stdout.readline().split()]
+        os.kill(begun.pid, how)
+        assert begun.wait(20) == -how and len(workers) == 2
+    end = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
 
 
 # -- downloads -------------------------------------------------------------------------------------

@@ -1,6 +1,9 @@
 """Flower with real processes: Ray, SuperLink and SuperNodes, a node that is killed, TLS and keys.
 
-`pytest -n 0 -m processes` runs them. Each has a hard time limit, and ports of its own on 127.0.0.1.
+`pytest -n 0 -m "processes and not long"` runs those that `.ci/run` runs, `-m processes` all. Flower
+starts a process for every message, which imports torch anew: a prompted ViT, with timm, takes ten
+processor seconds for that, so runs of FedGCR and FGPT on SuperNodes are `long`. Each test has a
+hard time limit, and ports of its own on 127.0.0.1.
 """
 
 import os
@@ -16,7 +19,7 @@ from fedbook.flower.app import new  # noqa: E402
 from fedbook.flower.loopback import Loopback, private_key  # noqa: E402
 
 pytestmark = pytest.mark.processes
-LIMIT = int(os.environ.get("FEDBOOK_PROCESS_SECONDS", 240))  # for any one test
+LIMIT = int(os.environ.get("FEDBOOK_PROCESS_SECONDS", 400))  # for any one test
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +35,7 @@ def hard_limit():
 
 
 def test_flowers_simulation_ends_where_ours_does(tmp_path):
-    names = ["fedavg", "scaffold", "fedgcr", "fgpt"]
+    names = ["scaffold", "fedgcr", "fgpt"]
     found = compare.by_ray(names, tmp_path)
     for name in names:
         loop = compare.by_simulate(name, "loop")
@@ -41,6 +44,7 @@ def test_flowers_simulation_ends_where_ours_does(tmp_path):
         assert counted[0] == counted[1]
 
 
+@pytest.mark.long
 def test_flwr_run_starts_a_written_app_in_simulation(tmp_path):
     app = new(tmp_path / "app", compare.experiment("fedgcr"))
     with Loopback(tmp_path / "link", simulated=4) as link:
@@ -75,6 +79,7 @@ def test_a_node_whose_key_was_not_registered_is_not_let_in(link):
         assert "SuperNode ID" in said and "Failed" not in said, said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["fedgcr", "fgpt"])
 def test_a_deployment_ends_where_the_simulation_does(link, name, tmp_path):
     found = compare.by_processes(name, link, tmp_path, LIMIT - 20)
@@ -85,7 +90,7 @@ def test_a_deployment_ends_where_the_simulation_does(link, name, tmp_path):
 
 
 def test_a_node_that_is_killed_is_left_out_and_comes_back_with_its_memory(link, tmp_path):
-    story = fault.lose(link, tmp_path / "app", LIMIT - 20, **compare.GENTLY)
+    story = fault.lose(link, tmp_path / "app", LIMIT - 20, timeout=300)  # four nodes at once
     said = "\n".join(text for _, text in story.events)
     assert [r.round for r in story.records] == [1, 2, 3, 4, 5], said
     assert 2 in story.missed and story.records[-1].participants == [0, 1, 2, 3]

@@ -1,7 +1,7 @@
 """Notebooks in JupyterLab in a real browser, as a student meets them: opened, run, sliders dragged.
 
 Minutes long, so `pytest` leaves it out; `pytest -m browser -n 0 tests/test_lab_browser.py` runs it.
-It needs playwright from pip and a Chromium on the PATH. Screenshots of a slider before and after go
+It needs the extra `browser` and a Chromium on the PATH. Screenshots of a slider before and after go
 to the folder that `--basetemp` names.
 """
 

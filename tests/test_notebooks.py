@@ -15,8 +15,6 @@ from fedbook.course.slides import draws
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("[0-9][0-9]_*.ipynb"))
-LATER = ("06", "07", "13")  # these do not keep the rules for students yet
-REVISED = [path for path in NOTEBOOKS if path.name[:2] not in LATER]
 IGNORED = {"nbval-ignore-output", "nbval-skip"}
 READS = {"LOAD_NAME", "LOAD_GLOBAL"}
 CANVAS = {"fig", "ax", "axes", "image"}  # what a picture is drawn on belongs to its cell alone
@@ -27,12 +25,6 @@ MACHINE = re.compile(
 
 @pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
 def notebook(request):
-    return nbformat.read(request.param, as_version=4)
-
-
-@pytest.fixture(params=REVISED, ids=lambda path: path.stem)
-def revised(request):
-    """A notebook that keeps the rules for students too."""
     return nbformat.read(request.param, as_version=4)
 
 
@@ -150,9 +142,9 @@ def bound(cell):
     return found
 
 
-def test_a_name_means_one_thing(revised):
+def test_a_name_means_one_thing(notebook):
     """Else a cell that is run again gives another one something else to work with."""
-    cells = Counter(name for cell in code(revised) for name in bound(cell) - CANVAS)
+    cells = Counter(name for cell in code(notebook) for name in bound(cell) - CANVAS)
     assert [name for name, times in cells.items() if times > 1] == []
 
 
@@ -171,10 +163,10 @@ def used(code):
     return names.union(*map(used, inner))
 
 
-def test_what_is_hidden_is_needed_by_pictures_alone(revised):
+def test_what_is_hidden_is_needed_by_pictures_alone(notebook):
     """A folded cell binds nothing that a visible one uses, but functions that draw."""
     hidden = set()
-    for cell in code(revised):
+    for cell in code(notebook):
         if draws(cell):
             functions = {n.name for n in ast.parse(cell.source).body if hasattr(n, "name")}
             hidden |= bound(cell) - functions
@@ -184,25 +176,25 @@ def test_what_is_hidden_is_needed_by_pictures_alone(revised):
             )
 
 
-def test_figures_are_numbered_and_captioned(revised):
-    captions = re.findall(r"<figcaption>(.*?)</figcaption>", json.dumps(revised.cells))
+def test_figures_are_numbered_and_captioned(notebook):
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", json.dumps(notebook.cells))
     numbers = [int(found) for found in re.findall(r"Figure (\d+)\. \w", "\n".join(captions))]
-    sliders = sum("explore(" in c.source for c in code(revised))
+    sliders = sum("explore(" in c.source for c in code(notebook))
     assert numbers == list(range(1, len(captions) - sliders + 1))
-    assert len(captions) == len(images(revised))
+    assert len(captions) == len(images(notebook))
 
 
-def test_a_slider_that_was_not_run_is_a_still_picture(revised):
-    for cell in code(revised):
+def test_a_slider_that_was_not_run_is_a_still_picture(notebook):
+    for cell in code(notebook):
         if "explore(" in cell.source:
             assert tags(cell) & IGNORED
             [output] = cell.outputs
             assert "image/png" in output.data and "interactive" not in output.data["text/plain"]
 
 
-def test_study_time_stands_beside_computing_time(revised):
+def test_study_time_stands_beside_computing_time(notebook):
     """As the lecturer's table has it."""
-    title = revised.cells[0].source
+    title = notebook.cells[0].source
     said = r"\*\*Time\.\*\* Reading (\d+) min, exercises (\d+) min, computing \d+ (?:s|min) on"
     reading, exercises = map(int, re.search(said, title).groups())
     guide = (FOLDER.parent / "course" / "TEACH.md").read_text()
@@ -211,11 +203,11 @@ def test_study_time_stands_beside_computing_time(revised):
     assert reading == planned and abs(exercises - checked - open_) <= 5
 
 
-def test_every_open_exercise_has_a_cell_to_begin_with(revised):
-    number = revised.cells[0].source[2:4]
-    for i, cell in enumerate(revised.cells):
+def test_every_open_exercise_has_a_cell_to_begin_with(notebook):
+    number = notebook.cells[0].source[2:4]
+    for i, cell in enumerate(notebook.cells):
         for exercise in re.findall(r"\*\*(\d) \(open\)", cell.source):
-            after = [c for c in revised.cells[i + 1 : i + 3] if c.cell_type == "code"]
+            after = [c for c in notebook.cells[i + 1 : i + 3] if c.cell_type == "code"]
             assert any(f"{number}.{exercise}" in c.source for c in after), exercise
 
 

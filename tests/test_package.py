@@ -29,12 +29,13 @@ def test_import_is_light():
         "= time.perf_counter();"
         f"print(json.dumps([b - a, [m for m in {HEAVY} if m in sys.modules]]))"
     )
-    runs = [
-        json.loads(subprocess.check_output([sys.executable, "-c", code], cwd=ROOT))
-        for _ in range(3)
-    ]
-    assert all(loaded == [] for _, loaded in runs)
-    assert min(seconds for seconds, _ in runs) < 0.3
+    for _ in range(3):  # a busy machine may be late once or twice
+        said = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT)
+        seconds, loaded = json.loads(said)
+        assert loaded == []
+        if seconds < 0.3:
+            return
+    raise AssertionError(f"{seconds} s")
 
 
 def test_the_readme_has_the_two_commands():

@@ -7,6 +7,9 @@ and the processor time of the process with all its children are noted. Given are
 the third round on; what remains of the whole beyond 20 such rounds is start-up. All must end with
 the same accuracy up to the choice of clients and batches.
 
+*By hand* is the same without any library: the least that training client by client can cost. Flower
+also says what its clients' epochs took, apart from its messages.
+
 `pip install 'fedbook[bench]'` brings the others; those that are missing are skipped.
 """
 
@@ -32,7 +35,14 @@ ROUNDS = 20
 BATCH = 32
 LR = 0.05
 TOLERANCE = 0.05  # by which accuracies may differ
-NEEDS = {"fedbook": "", "fedbook loop": "", "pfl": "pfl", "flower": "flwr", "fedlab": "fedlab"}
+NEEDS = {
+    "fedbook": "",
+    "fedbook loop": "",
+    "by hand": "",
+    "pfl": "pfl",
+    "flower": "flwr",
+    "fedlab": "fedlab",
+}
 Mark = Callable[[], None]
 
 
@@ -71,6 +81,38 @@ def run_fedbook(fed: Any, model: Any, mark: Mark, engine: str = "lockstep") -> A
         mark()
     run.load(run.params)
     return run.model
+
+
+def run_by_hand(fed: Any, model: Any, mark: Mark) -> Any:
+    """One net, everybody's epoch after another, and their mean."""
+    import torch
+
+    users = tensors(fed)
+    draw = torch.Generator().manual_seed(0)
+    current = {k: v.clone() for k, v in model.state_dict().items()}
+    for _ in range(ROUNDS):
+        total = {k: torch.zeros_like(v) for k, v in current.items()}
+        for id in torch.randperm(CLIENTS, generator=draw)[:PARTICIPANTS].tolist():
+            model.load_state_dict(current)
+            epoch(model, *users[id])
+            for k, v in model.state_dict().items():
+                total[k] += v / PARTICIPANTS
+        current = total
+        mark()
+    model.load_state_dict(current)
+    return model
+
+
+def epoch(model: Any, x: Any, y: Any) -> None:
+    """One epoch of SGD as torch's tutorials write it."""
+    import torch
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    model.train()
+    for part in torch.randperm(len(y)).split(BATCH):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x[part]), y[part]).backward()
+        optimizer.step()
 
 
 def run_pfl(fed: Any, model: Any, mark: Mark) -> Any:
@@ -161,6 +203,7 @@ def run_flower(fed: Any, model: Any, mark: Mark) -> Any:
     client = ClientApp()
     server = ServerApp()
     kept: dict[str, Any] = {}
+    epochs: list[float] = []
 
     @client.train()
     def train(message: Message, context: Context) -> Message:
@@ -168,26 +211,23 @@ def run_flower(fed: Any, model: Any, mark: Mark) -> Any:
 
         torch.set_num_threads(1)
         net, data = peers._resident()
-        net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        net.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
         x, y = data[int(context.node_config["partition-id"])]
-        loader = torch.utils.data.DataLoader(
-            torch.utils.data.TensorDataset(x, y), BATCH, shuffle=True
-        )
-        optimizer = torch.optim.SGD(net.parameters(), lr=LR)
-        net.train()
-        for a, b in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(net(a), b).backward()
-            optimizer.step()
-        metrics = MetricRecord({"num-examples": len(y)})
-        content = {"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}
-        return Message(content=RecordDict(content), reply_to=message)
+        began = time.process_time()
+        peers.epoch(net, x, y)
+        spent = time.process_time() - began
+        content = RecordDict()
+        content["arrays"] = ArrayRecord(net.state_dict())
+        content["metrics"] = MetricRecord({"num-examples": len(y), "epoch-seconds": spent})
+        return Message(content=content, reply_to=message)
 
     class Marked(FedAvg):
         def aggregate_train(self, *args: Any, **kwargs: Any) -> Any:
-            found = super().aggregate_train(*args, **kwargs)
+            metrics: Any
+            arrays, metrics = super().aggregate_train(*args, **kwargs)
+            epochs.append(PARTICIPANTS * metrics["epoch-seconds"])  # the mean of equal clients
             mark()
-            return found
+            return arrays, metrics
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
@@ -203,6 +243,7 @@ def run_flower(fed: Any, model: Any, mark: Mark) -> Any:
     }
     run_simulation(server, client, CLIENTS, backend_config=backend)  # type: ignore[arg-type]
     model.load_state_dict(kept["state"])
+    model.epochs = statistics.median(epochs[2:])
     return model
 
 
@@ -217,6 +258,14 @@ def _resident() -> tuple[Any, list[tuple[Any, Any]]]:
     return _KEPT[0]
 
 
+RUNNERS = {
+    "by hand": run_by_hand,
+    "pfl": run_pfl,
+    "flower": run_flower,
+    "fedlab": run_fedlab,
+}
+
+
 def alone(name: str, began: float) -> dict[str, Any]:
     """The job with one library, in this process, which began at that time."""
     marks: list[tuple[float, float]] = []
@@ -228,8 +277,7 @@ def alone(name: str, began: float) -> dict[str, Any]:
     if name.startswith("fedbook"):
         model = run_fedbook(fed, model, mark, "loop" if "loop" in name else "lockstep")
     else:
-        runner = {"pfl": run_pfl, "flower": run_flower, "fedlab": run_fedlab}[name]
-        model = runner(fed, model, mark)
+        model = RUNNERS[name](fed, model, mark)
     assert len(marks) == ROUNDS, f"{name} did {len(marks)} rounds"
     steps = [[b[i] - a[i] for a, b in zip(marks[1:], marks[2:])] for i in (0, 1)]
     wall, cpu = map(statistics.median, steps)
@@ -241,6 +289,7 @@ def alone(name: str, began: float) -> dict[str, Any]:
         "whole": whole,
         "start": whole - ROUNDS * wall,
         "accuracy": accuracy(model, fed),
+        "epochs": getattr(model, "epochs", None),
     }
 
 
@@ -281,6 +330,9 @@ def text(out: dict[str, Any]) -> str:
         line = f"{r['name']:14}{r['wall']:14.3f}{r['cpu']:13.3f}{r['start']:12.1f}"
         line += f"{r['accuracy']:10.3f}{r['wall'] / ours['wall']:9.2f}"
         lines.append(line + f"{r['cpu'] / ours['cpu']:8.2f}{r['whole'] / ours['whole']:9.2f}")
+    for r in runs:
+        if r.get("epochs"):
+            lines.append(f"{r['name']}: {r['epochs']:.3f} of its CPU s/round are clients' epochs")
     lines += [f"{r['name']}: failed, {r['failed']}" for r in out["runs"] if "failed" in r]
     for name in out["missing"]:
         lines.append(f"{name}: skipped, not installed (pip install 'fedbook[bench]')")

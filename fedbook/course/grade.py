@@ -27,6 +27,7 @@ from fedbook.course.assignments import STUB, read_all, solution_notebook, source
 from fedbook.errors import FedbookError
 from fedbook.files import write_atomically
 
+SLOW = "CellTimeoutError"
 CONFIG = f'''"""Settings of nbgrader for this course."""
 
 c = get_config()  # noqa: F821
@@ -35,7 +36,7 @@ c.ClearSolutions.code_stub = {{"python": {STUB!r}}}
 c.Execute.timeout = 60  # seconds for one cell
 c.ExecutePreprocessor.timeout = 60
 c.Execute.error_on_timeout = {{
-    "ename": "CellTimeoutError",
+    "ename": "{SLOW}",
     "evalue": "this cell took longer than a minute",
     "traceback": ["this cell took longer than a minute"],
 }}
@@ -143,7 +144,7 @@ def grade(folder: Path, say: Any = print) -> list[dict[str, Any]]:
                 row["score"] = done.score
                 row["points"] = done.max_score
                 by_hand = "part of it is graded by hand" if done.needs_manual_grade else ""
-            notes = [name_note(folder, student, name), by_hand]
+            notes = [name_note(folder, student, name), slow_note(folder, student, name), by_hand]
             row["note"] = "; ".join(note for note in notes if note)
         _export(api, folder / "grades.csv")
     return rows
@@ -160,6 +161,17 @@ def name_note(folder: Path, student: str, name: str) -> str:
     if said == " ".join(student.lower().split()):
         return ""
     return f"solved with the numbers of {said!r}" if said else "no name in the notebook"
+
+
+def slow_note(folder: Path, student: str, name: str) -> str:
+    """A word about a cell that was stopped: it may be the machine's fault, not the student's."""
+    import nbformat
+
+    path = folder / "autograded" / student / name / f"{name}.ipynb"
+    for cell in nbformat.read(path, as_version=4).cells:
+        if any(output.get("ename") == SLOW for output in cell.get("outputs", [])):
+            return "a cell took longer than a minute: grade again when the machine is free"
+    return ""
 
 
 def _export(api: Any, path: Path) -> None:

@@ -216,15 +216,15 @@ def mitbih(
                 peaks.astype(np.int32),
             )
         )
-    x, y, side, domain, peaks = (np.concatenate(column) for column in zip(*parts))
+    x, labels, split_of, domain, places = (np.concatenate(column) for column in zip(*parts))
     columns = Columns(
         x=x,
-        y=y,
-        split=side,
+        y=labels,
+        split=split_of,
         class_names=list(CLASSES),
         domain=domain,
         domain_names=list(BEATS),
-        extra={"sample": peaks},
+        extra={"sample": places},
     )
     note = {
         "file": "mitbih/",

@@ -719,7 +719,7 @@ def _column(values: Any, within: Any) -> tuple[np.ndarray, np.ndarray]:
     rows = rows.astype(np.int64)
     _require(len(rows) > 0, "there are no samples to deal out")
     _require(
-        rows.min() >= 0 and rows.max() < len(column),
+        bool(rows.min() >= 0 and rows.max() < len(column)),
         f"`within` points outside the {len(column)} labels",
     )
     return column, rows

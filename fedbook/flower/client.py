@@ -9,16 +9,19 @@ was.
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -26,7 +29,7 @@ from fedbook.errors import FedbookError
 from fedbook.federation import Federation
 from fedbook.files import write_atomically
 from fedbook.flower.deal import partition_of
-from fedbook.flower.records import CPU, arrays, pack, tensors, unpack
+from fedbook.flower.records import BROKEN, CPU, SAME, arrays, pack, parameters, settings, unpack
 from fedbook.rounds.checkpoint import flatten, unflatten
 from fedbook.rounds.device import Device
 from fedbook.rounds.halves import SCORES, Clients, tell
@@ -59,6 +62,11 @@ class Site(Clients):
         super().__init__(method, federation, model, **settings)
         self.received: Params = {}
         self.sent: dict[str, State] = {}
+
+    @property
+    def expected(self) -> Params:
+        """What comes has these names, shapes and kinds."""
+        return {name: t for name, t in self._live.items() if name not in self._kept}
 
     def _precompute(self) -> dict[str, Tensor]:
         if self._features is None:
@@ -112,21 +120,32 @@ class Work:
         self._features = features
         self._sites: OrderedDict[tuple[str, int], Site] = OrderedDict()
 
-    @property
+    @cached_property
     def method(self) -> Method:
-        if not isinstance(self._method, Method):
-            self._method = self._method()
-        return self._method
+        return self._method if isinstance(self._method, Method) else self._method()
+
+    @cached_property
+    def _name(self) -> str:
+        return method_key(self.method)
+
+    def settings(self, message: Message) -> dict[str, Any]:
+        """What a message says of the run; it must be one of the method that is known here."""
+        found = settings(message.content)
+        if found["method"] != self._name:
+            raise FedbookError(
+                f"the server's method is {found['method']}, this client's {self._name}", SAME
+            )
+        return found
 
     # -- before the first round --------------------------------------------------------------------
     def who(self, message: Message, context: Context) -> Message:
         """Which client this is, and whether it has heard what was announced."""
-        run = str(message.content.config_records["run"]["run"])
-        kept = read(context, run)
+        kept = read(context, self.settings(message)["run"])
         found = {"client": client_id(context), "informed": kept["known"] is not None}
         return reply(message, who=found)
 
     def tell(self, message: Message, context: Context) -> Message:
+        self.settings(message)
         federation = self._partition(context).to(self._device.torch)
         return reply(message, told=tell(self.method, federation, federation.clients[0]))
 
@@ -149,6 +168,8 @@ class Work:
         else:
             turn.resume()
         turn.site.sent = unpack(message.content, "sent")
+        if odd := sorted(turn.site.sent.keys() ^ self.method.stages().keys()):
+            raise FedbookError(f"what was sent for {odd} does not fit {self.method.name}", SAME)
         before = set(turn.report.values)
         with torch.random.fork_rng():
             (upload,) = turn.site._train([turn.report], turn.round, Traffic())
@@ -169,9 +190,9 @@ class Work:
         turn._forget()
         turn._remember()
         site = turn.site
-        site.received = tensors(message.content.array_records["parameters"])
-        shared = message.content.array_records.get("global")
-        site.params = site.received if shared is None else tensors(shared)
+        site.received = site.params = parameters(message.content, site.expected)
+        if "global" in message.content:
+            site.params = parameters(message.content, site.expected, "global")
         site.sent = {"personal": unpack(message.content, "personal")}
         with torch.random.fork_rng():
             found = site._scores(turn.round)
@@ -218,7 +239,7 @@ class Turn:
     def __init__(self, work: Work, message: Message, context: Context) -> None:
         self.message = message
         self.context = context
-        config: dict[str, Any] = dict(message.content.config_records["run"])
+        config = work.settings(message)
         self.run: str = config["run"]
         self.round: int = config["round"]
         self.counted: int = config["counted"]
@@ -250,7 +271,7 @@ class Turn:
         self.kept["before"] = copy.deepcopy(self.kept["memory"])
         self.kept["round"] = self.round
         self._remember()
-        self.site.received = tensors(self.message.content.array_records["parameters"])
+        self.site.received = parameters(self.message.content, self.site.expected)
         self.kept["parameters"] = self.site.received
 
     def resume(self) -> None:
@@ -295,7 +316,16 @@ def client_id(context: Context) -> int:
             "this node does not know which client it is",
             "start it with --node-config 'partition-id=0 num-partitions=4'",
         )
-    return int(context.node_config["partition-id"])
+    id = context.node_config["partition-id"]
+    if type(id) is not int:
+        raise FedbookError(f"partition-id must be a whole number, got {id!r}", "name a client")
+    return id
+
+
+def method_key(method: Method) -> str:
+    """A name that tells a method with its settings from others, the same in every process."""
+    described = re.sub(r" at 0x[0-9a-f]+", "", json.dumps(method.describe()))
+    return f"{method.name}-{hashlib.sha256(described.encode()).hexdigest()[:8]}"
 
 
 def file_of(context: Context, run: str) -> Path | None:
@@ -316,7 +346,12 @@ def read(context: Context, run: str) -> dict[str, Any]:
         return found if found["run"] == run else kept
     if path is None or not path.is_file():
         return kept
-    with safe_open(path, "pt") as f:
-        stored = {name: f.get_tensor(name) for name in f.keys()}
-        nest = json.loads(f.metadata()["nest"])
-    return unflatten(nest, stored, CPU)
+    try:
+        with safe_open(path, "pt") as f:
+            stored = {name: f.get_tensor(name) for name in f.keys()}
+            nest = json.loads(f.metadata()["nest"])
+        return kept | unflatten(nest, stored, CPU)
+    except BROKEN + (OSError, SafetensorError) as error:
+        raise FedbookError(
+            f"{path} is broken: {error}", "delete it, and this client begins anew"
+        ) from None

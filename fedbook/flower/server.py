@@ -11,7 +11,9 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,12 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 from torch import nn
 
-from fedbook.errors import FedbookError
+from fedbook.errors import FedbookError, whole
 from fedbook.federation import Federation
-from fedbook.flower.client import Model, built
+from fedbook.flower.answers import measured, tested, told_by, trained, who
+from fedbook.flower.client import Model, built, method_key
 from fedbook.flower.deal import roster_of
-from fedbook.flower.records import arrays, pack, tensors, unpack
+from fedbook.flower.records import BROKEN, SAME, arrays, pack, tensors
 from fedbook.rounds.checkpoint import Checkpoint
 from fedbook.rounds.device import Device
 from fedbook.rounds.halves import Server, announce
@@ -112,6 +115,13 @@ class FedbookStrategy(Strategy):
         at_once: int | None = None,
         device: str | Device = "cpu",
     ) -> None:
+        whole("rounds", rounds)
+        whole("evaluate_every", evaluate_every)
+        whole("seed", seed, 0)
+        if at_once is not None:
+            whole("at_once", at_once)
+        if not timeout >= 0:
+            raise FedbookError(f"timeout must be seconds, at least 0, got {timeout!r}", "try 600")
         self.method = method
         self.roster = roster
         self.rounds = rounds
@@ -127,6 +137,7 @@ class FedbookStrategy(Strategy):
         self._timeout = timeout
         self._at_once = at_once
         self._device = Device.of(device)
+        self._method_key = method_key(method)
         self._known: dict[str, State] = {}
         self._informed: set[int] = set()
         self._server: Server | None = None
@@ -182,14 +193,15 @@ class FedbookStrategy(Strategy):
             raise FedbookError("no client came", "start the nodes, or wait longer: timeout=600")
         told = []
         if any(stage.overrides("tell") for stage in self.method.stages().values()):
-            answers = self._exchange(grid, "query.tell", {id: RecordDict() for id in self.nodes})
+            asked = {id: RecordDict() for id in self.nodes}
+            answers = self._exchange(grid, "query.tell", asked, partial(told_by, self.method))
             if lost := [c.id for c in self.roster.clients if c.id not in answers]:
                 raise FedbookError(
                     f"{self.method.name} begins with something from everybody, and clients {lost} "
                     "are missing",
                     "start their nodes",
                 )
-            told = [unpack(answers[c.id], "told") for c in self.roster.clients]
+            told = [answers[c.id] for c in self.roster.clients]
             before.receive(told)
         self._known = announce(self.method, self.roster, told)
         for stage in self.method.stages().values():
@@ -219,12 +231,15 @@ class FedbookStrategy(Strategy):
         answers = self._ask(grid, new - again, self._timeout)
         answers += self._ask(grid, again, min(PATIENCE, self._timeout))
         for answer in answers:
-            said = unpack(answer.content, "who")
             node = answer.metadata.src_node_id
-            id = said["client"]
+            try:
+                id, informed = who(answer.content)
+            except FedbookError as error:
+                log(WARNING, "a new node's answer is left out: %s", error)
+                continue
             self._ids[node] = id
             self._silent.discard(node)
-            if said["informed"]:
+            if informed:
                 self._informed.add(id)
             else:
                 self._informed.discard(id)
@@ -254,6 +269,7 @@ class FedbookStrategy(Strategy):
             "rounds": self.rounds,
             "seed": self.seed,
         }
+        settings["method"] = self._method_key
         settings["counted"] = self._counted(self._ids.get(node))
         content["run"] = ConfigRecord(settings)
         return Message(content, dst_node_id=node, message_type=kind, group_id=str(t))
@@ -274,28 +290,64 @@ class FedbookStrategy(Strategy):
         return grid.send_and_receive(messages, timeout=limit) if messages else []
 
     def _answers(self, replies: Iterable[Message]) -> list[Message]:
-        """Those replies that are no errors, in the order of the nodes."""
-        good = []
+        """Those replies that are no errors, one of each node, in the order of the nodes."""
+        good: dict[int, Message] = {}
         for message in replies:
+            node = message.metadata.src_node_id
+            client = self._ids.get(node, "of a new node")
             if message.has_error():
-                node = message.metadata.src_node_id
-                reason = message.error.reason
-                log(WARNING, "client %s failed: %s", self._ids.get(node, "of a new node"), reason)
+                log(WARNING, "client %s failed: %s", client, message.error.reason)
+            elif node in good:
+                log(WARNING, "client %s answered twice: the first answer counts", client)
             else:
-                good.append(message)
-        return sorted(good, key=lambda m: m.metadata.src_node_id)
+                good[node] = message
+        return [good[node] for node in sorted(good)]
 
-    def _by_client(self, replies: Iterable[Message]) -> dict[int, RecordDict]:
-        return {self._ids[m.metadata.src_node_id]: m.content for m in self._answers(replies)}
+    def _by_client(
+        self, replies: Iterable[Message], t: int, read: Callable[[RecordDict], Any]
+    ) -> dict[int, Any]:
+        """What each client's answer holds. One that cannot be read counts as none."""
+        found = {}
+        for message in self._answers(replies):
+            node = message.metadata.src_node_id
+            if node not in self._ids:
+                log(WARNING, "an answer of node %s, which was not asked, is left out", node)
+                continue
+            try:
+                if message.metadata.group_id != str(t):
+                    raise FedbookError(
+                        f"an answer of round {message.metadata.group_id} came in round {t}",
+                        "wait longer: timeout=600",
+                    )
+                found[self._ids[node]] = read(message.content)
+            except FedbookError as error:
+                log(WARNING, "the answer of client %s is left out: %s", self._ids[node], error)
+        return found
 
     def _exchange(
-        self, grid: Grid, kind: str, contents: dict[int, RecordDict], t: int = 0
-    ) -> dict[int, RecordDict]:
-        """Send each client its content; the answers of those that gave one, by client."""
+        self,
+        grid: Grid,
+        kind: str,
+        contents: dict[int, RecordDict],
+        read: Callable[[RecordDict], Any],
+        t: int = 0,
+    ) -> dict[int, Any]:
+        """Send each client its content; what those say that gave an answer, by client."""
         messages = []
         for id in sorted(contents):
             messages.append(self._message(contents[id], self.nodes[id], kind, t))
-        return self._by_client(self._send(grid, messages))
+        return self._by_client(self._send(grid, messages), t, read)
+
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        """Stages see what clients sent: a stage that cannot use it says so in one line."""
+        try:
+            yield
+        except BROKEN as error:
+            raise FedbookError(
+                f"{self.method.name} cannot use what clients sent in round {self._t}: {error!r}",
+                SAME,
+            ) from error
 
     def _present(self, reports: list[Report], answers: dict[int, Any]) -> list[Report]:
         """The participants that answered; the others are noted."""
@@ -348,15 +400,16 @@ class FedbookStrategy(Strategy):
         reports = self._present(self.server._sample(t), self.nodes)
         contents = {r.id: self._content(r.id) for r in reports}
         if "received" in self.method.reads or self.server.measuring:
-            answers = self._exchange(grid, "query.measure", contents, t)
+            read = partial(measured, self.method)
+            answers = self._exchange(grid, "query.measure", contents, read, t)
             reports = self._present(reports, answers)
             for r in reports:
-                measured = unpack(answers[r.id], "measured")
-                r.loss = measured["loss"]
+                r.loss, values = answers[r.id]
                 self._traffic.receive(r.loss)
-                self.server._receive(r, measured["values"], self._traffic)
+                self.server._receive(r, values, self._traffic)
             contents = {r.id: RecordDict() for r in reports}
-        self.server._prepare(reports)
+        with self._using():
+            self.server._prepare(reports)
         self._reports = reports
         messages = []
         for r in reports:
@@ -370,21 +423,20 @@ class FedbookStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Weigh those that answered, and move."""
-        answers = self._by_client(replies)
+        answers = self._by_client(replies, self._t, partial(trained, self.params))
         reports = self._present(self._reports, answers)
         uploads = []
         for r in reports:
-            content = answers[r.id]
-            seen = content.metric_records["metrics"]
-            r.size = int(seen["num-examples"])  # type: ignore[arg-type]
-            r.train_loss = float(seen["train_loss"])  # type: ignore[arg-type]
-            r.train_acc = float(seen["train_acc"])  # type: ignore[arg-type]
-            self.server._receive(r, unpack(content, "values"), self._traffic)
-            upload = tensors(content.array_records["parameters"])
+            seen, values, upload = answers[r.id]
+            r.size = int(seen["num-examples"])
+            r.train_loss = float(seen["train_loss"])
+            r.train_acc = float(seen["train_acc"])
+            self.server._receive(r, values, self._traffic)
             self._traffic.receive([upload, r.size] if upload else [])
             uploads.append(upload)
-        mean, weights = self.server._aggregate(reports, iter(uploads))
-        self.server._update(mean, reports)
+        with self._using():
+            mean, weights = self.server._aggregate(reports, iter(uploads))
+            self.server._update(mean, reports)
         record = self.server._record(self._t, reports, weights, self._traffic)
         if self._missing:
             record.log["missing"] = sorted(self._missing)
@@ -421,16 +473,12 @@ class FedbookStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Every client's scores into the record; then the round is finished, and kept."""
-        answers = self._by_client(replies)
+        found = self._by_client(replies, self._t, partial(tested, self.server))
         record = self._record
         assert record is not None
-        if answers:
-            found = {id: dict(a.metric_records["scores"]) for id, a in answers.items()}
-            for key in next(iter(found.values())):
-                values = []
-                for c in self.roster.clients:
-                    values.append(float(found.get(c.id, {}).get(key, math.nan)))  # type: ignore
-                setattr(record, str(key), values)
+        for key in next(iter(found.values()), ()):
+            values = [found[c.id][key] if c.id in found else math.nan for c in self.roster.clients]
+            setattr(record, key, values)
         record.seconds = time.perf_counter() - self._began
         self.records.append(record)
         if self._checkpoint is not None:
@@ -453,6 +501,14 @@ class FedbookStrategy(Strategy):
             log(INFO, "goes on after round %s", self._done)
 
 
+def setting(config: Mapping[str, Any], name: str, usual: int) -> Any:
+    """A number of [tool.flwr.app.config]: whole, but for the timeout."""
+    value = config.get(name, usual)
+    if type(value) is not int and not (name == "timeout" and type(value) is float):
+        raise FedbookError(f"{name} must be a number, got {value!r}", f"write {name} = {usual}")
+    return value
+
+
 def server_app(
     method: Method | Callable[[], Method],
     model: Model,
@@ -472,12 +528,12 @@ def server_app(
             method if isinstance(method, Method) else method(),
             who,
             built(model, who),
-            rounds=int(config.get("rounds", 3)),
-            seed=int(config.get("seed", 0)),
-            evaluate_every=int(config.get("evaluate-every", 1)),
+            rounds=setting(config, "rounds", 3),
+            seed=setting(config, "seed", 0),
+            evaluate_every=setting(config, "evaluate-every", 1),
             checkpoint=str(config["checkpoint"]) if config.get("checkpoint") else None,
-            timeout=float(config.get("timeout", 3600)),
-            at_once=int(config.get("at-once", 0)) or None,
+            timeout=setting(config, "timeout", 3600),
+            at_once=setting(config, "at-once", 0) or None,
         ).run(grid)
 
     return app

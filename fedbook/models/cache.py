@@ -79,6 +79,13 @@ def _bar(missing: Tensor, key: str) -> Iterator[Tensor]:
             bar.update(len(part))
 
 
+def _whole(part: Tensor) -> Tensor:
+    """A batch of full size: kernels round by it, and a row must not depend on who else is asked
+    for. So a client that sees its own images alone gets what a simulation of everybody gets.
+    """
+    return torch.cat([part, part[-1:].expand(BATCH - len(part))]) if len(part) else part
+
+
 def _megabytes(variable: str, usual: int) -> int:
     text = os.environ.get(variable) or str(usual)
     if not text.isdecimal():
@@ -146,7 +153,7 @@ class Cache:
         done = 0
         with torch.no_grad():
             for part in _bar(missing, key):
-                new = compute(part).cpu()
+                new = compute(_whole(part)).cpu()[: len(part)]
                 if full is None:
                     full = new.new_full((count, *new.shape[1:]), float("nan"))
                 full[part] = new
@@ -249,7 +256,7 @@ def per_image(
 
     if federation.x.is_meta:
         return at(torch.arange(len(federation.x), device="meta"))
-    key = f"{kind}-{images_fingerprint(federation)}-{weights_fingerprint(frozen)}"
+    key = f"{kind}-{images_fingerprint(federation)}-{weights_fingerprint(frozen)}-{BATCH}"
     return (
         (cache or CACHE).rows(key, len(federation.x), rows_of(federation), at).to(federation.device)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import multiprocessing
+import os
 import signal
 import sys
 import threading
@@ -157,13 +158,24 @@ def _outcomes(
 
 
 def _one_thread() -> None:
+    """A worker computes with one thread, leaves Ctrl-C to the process that began it, and ends with
+    that one, however it ends.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     import torch
     from tqdm import tqdm
 
     torch.set_num_threads(1)
     # its own lock would be a semaphore left behind when the process is ended
     tqdm.set_lock(threading.RLock())
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _attempt(experiment: Experiment) -> Result | FedbookError:

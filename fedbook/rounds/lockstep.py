@@ -215,9 +215,8 @@ class Lockstep:
         threads = self.threads()
         most = device.together
         if most is None:
-            most = max(1, SAMPLES // batch) if device.torch.type == "cpu" else TOGETHER
-        size = max(1, min(most, math.ceil(clients / threads)))
-        waves = math.ceil(clients / (size * threads))
+            most = SAMPLES // batch if device.torch.type == "cpu" else TOGETHER
+        waves = math.ceil(clients / (max(1, most) * threads))
         found = []
         for wave in range(waves):
             first, stop = (clients * w // waves for w in (wave, wave + 1))

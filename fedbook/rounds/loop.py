@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from fedbook.errors import FedbookError
+from fedbook.errors import FedbookError, whole
 from fedbook.federation import Client, Federation
 from fedbook.rounds.checkpoint import Checkpoint
 from fedbook.rounds.device import Device
@@ -52,15 +52,10 @@ class Simulation(Server, Clients):
                     f"simulate takes a method, a federation and a model, got {what!r}",
                     'simulate(methods.get("fedavg"), federation, models.build("cnn", federation))',
                 )
-        numbers = {"rounds": rounds, "evaluate_every": evaluate_every}
-        numbers |= {"checkpoint_every": checkpoint_every, "seed": seed}
-        for name, value in numbers.items():
-            least = 0 if name == "seed" else 1
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise FedbookError(
-                    f"{name} must be a whole number of at least {least}, got {value!r}",
-                    f"try {name}=10",
-                )
+        whole("rounds", rounds)
+        whole("evaluate_every", evaluate_every)
+        whole("checkpoint_every", checkpoint_every)
+        whole("seed", seed, 0)
         federation = federation.to(device.torch)
         told = [tell(method, federation, c) for c in federation.clients]
         known = announce(method, federation, told)

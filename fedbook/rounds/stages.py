@@ -29,7 +29,7 @@ import fnmatch
 import math
 import numbers
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -196,7 +196,7 @@ def fits(value: Any, hint: Any) -> bool:
         kind = numbers.Integral if hint is int else numbers.Real
         return isinstance(value, kind) and not isinstance(value, bool) and value == value
     kind = origin or hint
-    if not isinstance(kind, type):
+    if kind is Any or not isinstance(kind, type):  # Any is a type from Python 3.11 on
         return True
     return isinstance(value, (tuple, list) if kind is tuple else kind)
 
@@ -570,12 +570,11 @@ class Replace(Update):
         return mean, state
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Method:
     """A composition of stages. `method.replace(weigh=...)` differs from `method` in one of them."""
 
-    name: str
-    _: KW_ONLY
+    name: str = field(kw_only=False)
     sample: Sample = Uniform()
     grouping: Grouping | None = None
     objective: tuple[Objective, ...] = (CrossEntropy(),)
@@ -624,15 +623,11 @@ class Method:
     def difference(self) -> dict[str, str]:
         """What this method changes in FedAvg, by slot."""
         usual = Method(name="fedavg").stages()
-        own = self.stages()
         found = {}
-        for slot, stage in own.items():
+        for slot, stage in self.stages().items():
             options = _changed(stage, usual.get(slot))
             if slot not in usual or type(stage) is not type(usual[slot]) or options:
                 found[slot] = f"{type(stage).__name__}({options})"
-        for slot in usual:
-            if slot not in own:
-                found[slot] = "nothing"
         return found
 
     def __repr__(self) -> str:

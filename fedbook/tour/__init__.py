@@ -1,9 +1,9 @@
 """A guided tour: the ideas of the four papers at work in minutes, on data that come with fedbook.
 
-A stop (`fedgcr.py`, ...) is one paper at quick scale: few runs, three seeds. FedGCR's rate is the
-printed one; rates tuned on validation data were tried first, and with them its lead was seen in one
-seed of three. GRP-FED and FGPT have theirs from validation data (`fedbook tune PAPER --quick`;
-the trials are stored). `tour()` runs what is missing; `page.py` and `terminal.py` show it.
+A stop (`fedgcr.py`, ...) is one paper at quick scale: few runs, three seeds. Rates and powers were
+chosen on validation data (`fedbook tune PAPER --quick`; the trials are stored). What so few rounds
+cannot show is shown from the stored laptop results. `tour()` runs what is missing; `page.py` and
+`terminal.py` show it.
 """
 
 from __future__ import annotations
@@ -91,12 +91,13 @@ def tour(
     if errors:
         raise FedbookError("; ".join(errors), "finished runs are kept; run again")
     results = kept.keys()
-    found = tuple(Found(stop=stop, results=results) for stop in stops)
+    known = stored.keys()
+    found = tuple(Found(stop=stop, results=results, stored=known) for stop in stops)
     return Tour(
         found=found,
         judged={s.paper.key: choose(stored, "laptop", s.paper.key) for s in stops},
         results=results,
-        stored=stored.keys(),
+        stored=known,
         seeds=seeds,
         jobs=jobs,
         runs=len(planned(stops)),

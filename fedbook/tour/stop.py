@@ -134,10 +134,11 @@ class Stop:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What the runs of a stop measured."""
+    """What the runs of a stop measured; `stored` are the results that come with fedbook."""
 
     stop: Stop
     results: dict[str, Result] = field(repr=False)
+    stored: dict[str, Result] = field(default_factory=dict, repr=False)
 
     def runs(self, name: str) -> list[Run]:
         """The finished runs behind a table or figure."""

@@ -200,16 +200,16 @@ def grouped_on(spec: Spec, runs: Sequence[Run]) -> Drawn:
     from fedbook import plots
 
     sides = {
-        "h": ("groups by h", plots.RED, "*"),
-        "frozen": ("by the frozen feature", "black", "o"),
-        "types": ("by the true types", plots.BLUE, "s"),
+        "h": ("groups by h", plots.RED, "*", -0.25),
+        "frozen": ("by the frozen feature", "black", "o", 0.0),
+        "types": ("by the true types", plots.BLUE, "s", 0.25),
     }
     datasets = dict.fromkeys(r.row["dataset"] for r in finished(runs))
     fig, axes = plots.panels(len(datasets))
     told = []
     for ax, dataset in zip(axes, datasets):
         title = data_name(runs, dataset)
-        for on, (label, colour, marker) in sides.items():
+        for on, (label, colour, marker, shift) in sides.items():
             own = [
                 r
                 for r in finished(runs)
@@ -218,9 +218,10 @@ def grouped_on(spec: Spec, runs: Sequence[Run]) -> Drawn:
             if not own:
                 continue
             ranked = np.array([np.sort(r.metrics["clients"]["acc"]) for r in own])
-            x = range(1, ranked.shape[1] + 1)
-            ax.plot(x, ranked.mean(0), color=colour, marker=marker, label=label)
-            ax.fill_between(x, ranked.min(0), ranked.max(0), color=colour, alpha=0.12, linewidth=0)
+            x = np.arange(1, ranked.shape[1] + 1) + shift
+            centre = ranked.mean(0)
+            reach = np.array([centre - ranked.min(0), ranked.max(0) - centre])
+            ax.errorbar(x, centre, reach, color=colour, marker=marker, linestyle="", label=label)
             ends = f"worst {ranked.mean(0)[0]:.2f}, mean {ranked.mean():.2f}"
             told.append(f"{title}, {label}: {ends}")
         ax.set(
@@ -228,5 +229,5 @@ def grouped_on(spec: Spec, runs: Sequence[Run]) -> Drawn:
         )
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     plots.legend_outside(fig, axes)
-    fig.suptitle(heading(spec, runs, "; band: lowest to highest seed"), fontsize=8)
+    fig.suptitle(heading(spec, runs, "; bars: lowest to highest seed"), fontsize=8)
     return fig, f"Test accuracy of each client, sorted from worst to best. {'; '.join(told)}."

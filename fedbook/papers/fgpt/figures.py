@@ -139,4 +139,5 @@ def by_prompt_rate(spec: Spec, runs: Sequence[Run]) -> Drawn:
         ax.xaxis.set_major_formatter("{x:g}")
     plots.legend_outside(fig, axes)
     fig.suptitle(heading(spec, runs, "; bars: lowest to highest seed"), fontsize=8)
-    return fig, "; ".join(said) + "."
+    what = "Accuracy and agreement of prompts against the prompts' rate over the head's."
+    return fig, f"{what} {'; '.join(said)}."

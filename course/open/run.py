@@ -1,0 +1,46 @@
+"""The runs behind the answers to open exercises in TEACH.md: python run.py 05 [05.6].
+
+The notebook's cells run first, but for those that only draw; then the cells of 05.py, which are the
+notebook's template cells filled in. A number like 05.6 runs that answer alone.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell
+
+HERE = Path(__file__).parent
+
+
+def answers(number):
+    """The cells of a file of answers, by exercise."""
+    _, *parts = re.split(r"^# %% (\d\d\.\d).*\n", (HERE / f"{number}.py").read_text(), flags=re.M)
+    return dict(zip(parts[::2], parts[1::2]))
+
+
+def lesson(number):
+    """The notebook's code without pictures and sliders."""
+    [path] = (HERE.parents[1] / "notebooks").glob(f"{number}_*.ipynb")
+    for cell in nbformat.read(path, as_version=4).cells:
+        text = cell.source
+        shows = re.search(r"^(show|explore|picture|table|agreement)\(|forest\(", text, re.M)
+        if cell.cell_type == "code" and not shows and "summary(" not in text:
+            yield new_code_cell(text)
+
+
+def main(number, wanted):
+    chosen = {k: v for k, v in answers(number).items() if not wanted or k in wanted}
+    book = nbformat.v4.new_notebook(cells=list(lesson(number)))
+    book.cells += [new_code_cell(text) for text in chosen.values()]
+    NotebookClient(book, timeout=3600, kernel_name="python3").execute()
+    for name, cell in zip(chosen, book.cells[-len(chosen) :]):
+        print(f"---- {name}")
+        for output in cell.outputs:
+            print(output.get("text") or output.get("data", {}).get("text/plain", ""))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
