@@ -80,7 +80,7 @@ SMOKE = Scale(
 )
 LAPTOP = Scale(
     name="laptop",
-    rounds=160,
+    rounds=120,
     evaluate_every=20,
     seeds=3,
     seeds_of={"fig4": 1, "fig4_own": 1, "choices": 1, "split": 1},
@@ -166,7 +166,7 @@ GRID = Grid(
         "grp_fed": ("q", (2.0,)),
     },
     score=("local.t_g", "local.t_l"),
-    part=3 / 8,
+    part=1 / 2,
 )
 # Own studies, one change at a time against the run of Table 1. The last one changes the data.
 MEAN_Q = 1.0  # of Table 1's runs of GRP-FED on MIT-BIH, over seeds and rounds
