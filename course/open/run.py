@@ -37,7 +37,8 @@ class Told(NotebookClient):
     def output(self, outs, msg, display_id, cell_index):
         if self.nb.cells[cell_index].metadata.get("answer"):
             said = msg["content"]
-            print(said.get("text") or said.get("data", {}).get("text/plain", ""), flush=True)
+            text = said.get("text") or said.get("data", {}).get("text/plain", "") + "\n"
+            print(text, end="", flush=True)
         return super().output(outs, msg, display_id, cell_index)
 
 
