@@ -139,8 +139,9 @@ def write(story: Story, apart: float, path: Path) -> None:
     out = [
         "# A node is killed in round 2",
         "",
-        f"SCAFFOLD, {len(story.records)} rounds, a SuperLink and four SuperNodes as processes of one "
-        "machine. Seconds are those at which the log was read. `fedbook flower fault` makes this.",
+        f"SCAFFOLD, {len(story.records)} rounds, a SuperLink and four SuperNodes as processes of "
+        "one machine. Seconds are those at which the log was read. "
+        "`fedbook flower fault` makes this.",
         "",
         "```text",
         *(f"{at:7.1f} s  {text}" for at, text in story.events),
