@@ -435,7 +435,7 @@ def test_flops_are_counted_and_the_printed_unit_is_billions_of_multiply_adds():
 def test_clients_that_never_took_part_are_tested_with_the_final_model():
     row = next(r for r in papers.get("fgpt/unseen").rows if r.method == "pt_fedavg")
     e = papers.get("fgpt/unseen").experiment(row, "smoke", 0)
-    few = {**e.partition, "limit": [10, 5]}
+    few = {**e.partition, "limit": [100, 40]}
     e = dataclasses.replace(e, rounds=1, evaluate_every=1, partition=few)
     result = e.run()["metrics"]
     assert len(result["unseen"]["acc"]) == len(set(result["unseen"]["clients"])) == 10
