@@ -82,7 +82,7 @@ def lose(link: Loopback, folder: Path, seconds: float, **config: Any) -> Story:
     link.log("run").unlink(missing_ok=True)
     run = link.begin(app, evaluate_every=ROUNDS, **config)
     note("the run begins")
-    heard = 0
+    heard = rounds = 0
     ended = back = False
     steps = [
         (lambda: link.kill(LOST), f"the SuperNode of client {LOST} is killed"),
@@ -92,8 +92,10 @@ def lose(link: Loopback, folder: Path, seconds: float, **config: Any) -> Story:
     try:
         while not ended and not back and time.monotonic() < began + seconds:
             ended = run.poll() is not None
-            back = taken == len(steps) and kept(app, events).back
-            if taken < len(steps) and finished(app) > taken:
+            before, rounds = rounds, finished(app)
+            if taken == len(steps) and rounds > before:
+                back = kept(app, events).back
+            if taken < len(steps) and rounds > taken:
                 step, text = steps[taken]
                 step()
                 note(text)
