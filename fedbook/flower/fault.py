@@ -21,7 +21,7 @@ from fedbook.federation import Federation
 from fedbook.files import write_atomically
 from fedbook.flower import compare
 from fedbook.flower.app import new
-from fedbook.flower.loopback import Loopback
+from fedbook.flower.loopback import Loopback, run_of
 from fedbook.results import default_folder
 from fedbook.rounds import Record, Uniform, simulate
 from fedbook.rounds.params import Params
@@ -79,7 +79,7 @@ def lose(link: Loopback, folder: Path, seconds: float, **config: Any) -> Story:
     def note(text: str) -> None:
         events.append((time.monotonic() - began, text))
 
-    link.log("run").unlink(missing_ok=True)
+    log = link.log(run_of(app))
     run = link.begin(app, evaluate_every=ROUNDS, **config)
     note("the run begins")
     heard = rounds = 0
@@ -100,14 +100,14 @@ def lose(link: Loopback, folder: Path, seconds: float, **config: Any) -> Story:
                 step()
                 note(text)
                 taken += 1
-            lines = PAINT.sub("", link.log("run").read_text(errors="replace")).splitlines()
+            lines = PAINT.sub("", log.read_text(errors="replace")).splitlines()
             for line in lines[heard:]:
                 if any(word in line for word in SHOWN):
                     note(line.split(":", 1)[-1].strip())
             heard = len(lines)
             time.sleep(0.3)
     finally:
-        link._end("run")
+        link._end(run_of(app))
     why = f"client {LOST} is back: the run is stopped" if back else f"stopped after {seconds:g} s"
     note("the run has ended" if ended else why)
     return kept(app, events)
@@ -175,7 +175,7 @@ def fault(folder: Path | None = None) -> int:
     folder = default_folder("results") if folder is None else folder
     with tempfile.TemporaryDirectory() as scratch:
         with Loopback(Path(scratch) / "link", compare.CLIENTS) as link:
-            story = lose(link, Path(scratch) / "app", compare.LIMIT, **compare.GENTLY)
+            story = lose(link, Path(scratch) / "app", compare.LIMIT, **compare.PATIENTLY)
     apart = compare.apart(story.params, expected(story))
     path = folder / "flower_fault.md"
     write(story, apart, path)
