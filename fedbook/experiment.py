@@ -191,7 +191,7 @@ class Experiment:
 def plain(method: str, dataset: str, *, scale: str = "laptop", seed: int = 0) -> Experiment:
     """A method on a dataset with settings that fit the data, where no paper has any.
 
-    Images go to a small CNN, or to the bundled ViT with the method's prompts. Their domains are
+    Images go to a small CNN, or to the hybrid ViT with the method's prompts. Their domains are
     types of two clients each; without domains a Dirichlet draw deals them out. Every patient
     of ECG beats, every role of a play is a client of its own.
     """

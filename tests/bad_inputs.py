@@ -103,6 +103,7 @@ COMMANDS = {
     "unknown flag": RUN + " --fast",
     "unknown claim": "claims gcr99",
     "unknown paper to tune": "tune fedavg",
+    "a probe of too few images": "pretrain probe --sets digits5_offline --images 5",
     "nothing to fetch": "data fetch",
     "unknown dataset to fetch": "data fetch nothing_like_it",
     "unknown dataset to verify": "data verify nothing_like_it",

@@ -1,7 +1,10 @@
-"""Small federations that every test may use."""
+"""Small federations that every test may use, and a time limit for those with processes."""
+
+import signal
 
 import pytest
 import torch
+from helpers import PROCESS_SECONDS
 
 from fedbook import Federation
 
@@ -32,3 +35,20 @@ def images() -> Federation:
             x[i, :, 2 * c : 2 * c + 2] += 100
         clients.append({"train": (x[:16], y[:16]), "test": (x[16:], y[16:]), "type": k // 3})
     return Federation.from_arrays(clients, type_names=["one", "two"])
+
+
+@pytest.fixture(autouse=True)
+def hard_limit(request):
+    """A test marked `processes` ends after so many seconds, whatever its processes do."""
+    if request.node.get_closest_marker("processes") is None:
+        yield
+        return
+
+    def stop(*_):
+        raise TimeoutError(f"longer than {PROCESS_SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(PROCESS_SECONDS)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)

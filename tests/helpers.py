@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from fedbook.models.convnets import Classifier
 from fedbook.rounds import Objective
 
 LOCAL = {"lr": 0.1, "batch_size": 4}
+PROCESS_SECONDS = int(os.environ.get("FEDBOOK_PROCESS_SECONDS", 400))  # for one test of processes
 
 
 # -- models ----------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 import dataclasses
 import importlib
 import sys
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +24,7 @@ from fedbook import flower  # noqa: E402
 from fedbook.flower.client import client_id  # noqa: E402
 from fedbook.flower.compare import counted  # noqa: E402
 from fedbook.flower.records import unpack  # noqa: E402
-from fedbook.flower.server import PATIENCE  # noqa: E402
+from fedbook.flower.server import PATIENCE, Often  # noqa: E402
 
 NAMES = methods.names()
 
@@ -318,6 +320,26 @@ def test_a_few_at_a_time_are_the_same(images):
     settings = {"rounds": 2, "timeout": 0.0, "at_once": 2}
     few = flower.FedbookStrategy(method, images.roster(), model, **settings).run(grid)
     assert same(few.params, run(method, images, 2, model))
+
+
+class Slow:
+    """A grid whose answers come one by one, the last never."""
+
+    def push_messages(self, messages):
+        self.ready = list(messages)[:-1]
+        return list(messages)
+
+    def pull_messages(self, message_ids):
+        assert set(self.ready) <= set(message_ids)  # nobody is asked for what has come
+        came = [self.ready.pop(0)] if self.ready else []
+        return [SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=m)) for m in came]
+
+
+def test_answers_are_looked_for_until_the_time_is_over():
+    began = time.monotonic()
+    came = Often(Slow()).send_and_receive("abcdef", timeout=0.4)
+    assert [m.metadata.reply_to_message_id for m in came] == list("abcde")
+    assert 0.4 <= time.monotonic() - began < 3
 
 
 def test_another_run_in_the_same_folder_is_refused(toy, tmp_path):

@@ -1,7 +1,9 @@
-"""What `fedbook flower` writes: an app that Flower accepts, a table of engines, keys."""
+"""What `fedbook flower` writes: an app that Flower accepts, a table of engines, keys; and forks."""
 
 import importlib
+import os
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from flwr.clientapp import ClientApp  # noqa: E402
 from flwr.serverapp import ServerApp  # noqa: E402
 
 from fedbook import flower  # noqa: E402
-from fedbook.flower import compare, loopback  # noqa: E402
+from fedbook.flower import compare, loopback, warm  # noqa: E402
 from fedbook.flower.app import PACKAGE, new  # noqa: E402
 
 
@@ -156,3 +158,55 @@ def test_certificates_and_keys_are_what_flower_takes(tmp_path):
     private = load_ssh_private_key((tmp_path / "node-0").read_bytes(), None)
     assert isinstance(private, ec.EllipticCurvePrivateKey)
     assert try_load_public_key(tmp_path / "node-0.pub")
+
+
+# -- forks -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_message_is_answered_in_a_fork(code, tmp_path, monkeypatch):
+    seen = tmp_path / "seen"
+
+    def run_clientapp(**given):
+        seen.write_text(f"{os.getpid()} {given['token']} {len(handlers)}")
+        raise SystemExit(code)
+
+    handlers = warm.exit_handler.registered_exit_handlers
+    monkeypatch.setattr(warm, "run_clientapp", run_clientapp)
+    monkeypatch.setattr(warm.exit_handler, "registered_exit_handlers", handlers)
+    handlers.append("the parent's")
+    spec = warm.ExecutionSpec(
+        task_type=warm.TaskType.CLIENT_APP,
+        runtime_api_address="127.0.0.1:1",
+        token="t",
+        insecure=True,
+        root_certificates_path=None,
+        runtime_dependency_install=False,
+        parent_pid=os.getpid(),
+        suppress_output=False,
+        task_id=1,
+    )
+    assert warm.Forks().launch(spec).status == warm.LaunchResult.accepted().status
+    pid, status = os.wait()
+    assert os.waitstatus_to_exitcode(status) == code
+    assert seen.read_text() == f"{pid} t 0" and pid != os.getpid()
+    assert handlers.pop() == "the parent's"  # they are the fork's to forget, not ours
+
+
+def test_other_tasks_are_flowers(monkeypatch):
+    asked = []
+    monkeypatch.setattr(warm.SubprocessExecutor, "launch", lambda self, spec: asked.append(spec))
+    spec = SimpleNamespace(task_type=warm.TaskType.SERVER_APP)
+    warm.Forks().launch(spec)
+    assert asked == [spec]
+    warm.Forks().reconcile()  # nothing has ended: nothing to do
+
+
+def test_flower_takes_the_forks(monkeypatch):
+    command = importlib.import_module("flwr.supercore.cli.flower_superexec")
+    taken = []
+    monkeypatch.setattr(warm.run_superexec, "get_executor", warm.run_superexec.get_executor)
+    monkeypatch.setattr(
+        command, "run_superexec", lambda **_: taken.append(warm.run_superexec.get_executor("any"))
+    )
+    monkeypatch.setattr("sys.argv", ["warm", "--insecure", "--runtime-api-address", "127.0.0.1:1"])
+    warm.main()
+    assert isinstance(taken[0], warm.Forks)

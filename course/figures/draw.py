@@ -17,7 +17,6 @@ import torch
 from fedbook import Federation, Objective, data, federate, methods, metrics, models, partition
 from fedbook import plots, simulate
 from fedbook.course import toy
-from fedbook.methods.client2vec import log_probabilities
 from fedbook.methods.grp_fed import AdaptivePower
 
 HERE = Path(__file__).parent
@@ -120,23 +119,6 @@ def agnostic():
     save(fig, "04_5")
 
 
-def temperature():
-    """09.4: the tau at which six of twenty clients are likely, by bisection."""
-    rng = np.random.default_rng(0)
-    styles = np.repeat(rng.normal(size=(5, 8)), 4, 0) + 0.4 * rng.normal(size=(20, 8))
-    unit = styles / np.linalg.norm(styles, axis=1, keepdims=True)
-    S = torch.tensor((unit @ unit.T)[:, :4].mean(1))
-
-    def effective(tau):
-        return metrics.effective_clients(log_probabilities(S.clone(), tau, []).exp().numpy())
-
-    low, high = 1e-3, 100.0
-    for _ in range(60):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if effective(middle) < 6 else (low, middle)
-    print(f"09.4 tau = {high:.3f}: {effective(high):.2f} clients; at tau = 1 {effective(1.0):.2f}")
-
-
 def floor():
     """10.4: from q = 0.1 the power falls below zero, and a bound changes that."""
 
@@ -184,7 +166,7 @@ def trained():
 
 
 if __name__ == "__main__":
-    for part in (drift, noise, dirichlet, agnostic, temperature, floor):
+    for part in (drift, noise, dirichlet, agnostic, floor):
         part()
     if "trained" in sys.argv:
         trained()

@@ -31,15 +31,24 @@ def lesson(number):
             yield new_code_cell(text)
 
 
+class Told(NotebookClient):
+    """Prints what the cells of the answers print, at once: some take minutes."""
+
+    def output(self, outs, msg, display_id, cell_index):
+        if self.nb.cells[cell_index].metadata.get("answer"):
+            said = msg["content"]
+            text = said.get("text") or said.get("data", {}).get("text/plain", "") + "\n"
+            print(text, end="", flush=True)
+        return super().output(outs, msg, display_id, cell_index)
+
+
 def main(number, wanted):
     chosen = {k: v for k, v in answers(number).items() if not wanted or k in wanted}
     book = nbformat.v4.new_notebook(cells=list(lesson(number)))
-    book.cells += [new_code_cell(text) for text in chosen.values()]
-    NotebookClient(book, timeout=3600, kernel_name="python3").execute()
-    for name, cell in zip(chosen, book.cells[-len(chosen) :]):
-        print(f"---- {name}")
-        for output in cell.outputs:
-            print(output.get("text") or output.get("data", {}).get("text/plain", ""))
+    for name, text in chosen.items():
+        said = f"print('---- {name}')\n{text}"
+        book.cells.append(new_code_cell(said, metadata={"answer": name}))
+    Told(book, timeout=3600, kernel_name="python3").execute()
 
 
 if __name__ == "__main__":

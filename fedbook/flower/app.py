@@ -92,6 +92,11 @@ As real processes (one SuperNode per client; move its file of `data/` to its mac
         --node-config 'partition-id=0 num-partitions={clients} memory="/var/lib/fedbook"'
     flwr run . CONNECTION --stream      # [superlink.CONNECTION] in $FLWR_HOME/config.toml
 
+Flower starts a process for every message, and each imports torch. Where that takes longer than the
+work, start a node with `--isolation process`, and beside it a process that forks for a message:
+
+    python -m fedbook.flower.warm --insecure --runtime-api-address 127.0.0.1:9100
+
 `memory` is where a node keeps what the method remembers of its client, so that it survives a
 restart. The run's records and parameters lie in `run/`; the same command goes on from there, so
 delete the folder to begin anew. Flower returns 0 even if a run fails: look at its log, or at

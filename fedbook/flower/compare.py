@@ -57,9 +57,9 @@ ENGINES = {
     "deployment": "Flower, deployment",
 }
 DEPLOYED = ["fedgcr", "fgpt"]  # unless others are asked for
-GENTLY = {"at_once": 2, "timeout": 300}  # for four nodes that share a small machine
+PATIENTLY = {"timeout": 300}  # four nodes share a small machine
 MODELS = PROMPTED | {"fedbn": {"name": "resnet32", "width": 4, "norm": "batch"}}
-ONE_CORE: Any = {"client_resources": {"num_cpus": 1}}  # Flower's two would ask too much of one core
+ONE_CORE: Any = {"client_resources": {"num_cpus": 1}}  # Flower's two would ask too much of it
 LIMIT = 900.0  # seconds a deployed run may take
 
 
@@ -228,12 +228,14 @@ def by_ray(names: list[str], folder: Path) -> dict[str, Outcome]:
 
 @contextmanager
 def ray_up() -> Iterator[None]:
-    """Ray gives itself half a minute to start, which a busy machine may miss: three attempts."""
+    """Ray with one process for all clients, since a message is sooner done than a process is up. It
+    gives itself half a minute to start, which a busy machine may miss: three attempts.
+    """
     import ray
 
     for left in (2, 1, 0):
         try:
-            ray.init(include_dashboard=False, log_to_driver=False)
+            ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
             break
         except Exception as error:
             ray.shutdown()
@@ -245,16 +247,23 @@ def ray_up() -> Iterator[None]:
         ray.shutdown()
 
 
-def by_processes(name: str, link: Loopback, folder: Path, seconds: float = LIMIT) -> Outcome:
-    """One run of a deployment that is up, of at most so many seconds."""
-    app = new(folder / name, experiment(name))
+def by_processes(
+    names: list[str], link: Loopback, folder: Path, seconds: float = LIMIT
+) -> dict[str, Outcome]:
+    """Runs of a deployment that is up, all at the same time, of at most so many seconds."""
+    apps = {name: new(folder / name, experiment(name)) for name in names}
     began = time.perf_counter()
-    said = link.run(app, seconds, evaluate_every=ROUNDS, **GENTLY)
-    spent = time.perf_counter() - began
-    if "Strategy execution finished" not in said:  # Flower returns 0 even then
-        raise FedbookError(f"the run of {name} did not finish", said[-2000:])
-    params, records = result(app / "run")
-    return Outcome(params, records, spent - sum(r.seconds for r in records))
+    for app in apps.values():
+        link.begin(app, evaluate_every=ROUNDS, **PATIENTLY)
+    found = {}
+    for name, app in apps.items():
+        said = link.wait(app, began + seconds - time.perf_counter())
+        spent = time.perf_counter() - began
+        if "Strategy execution finished" not in said:  # Flower returns 0 even then
+            raise FedbookError(f"the run of {name} did not finish", said[-2000:])
+        params, records = result(app / "run")
+        found[name] = Outcome(params, records, spent - sum(r.seconds for r in records))
+    return found
 
 
 def result(folder: Path) -> tuple[Params, list[Record]]:
@@ -339,7 +348,7 @@ def compare(asked: Iterable[str], folder: Path | None = None) -> int:
             with Loopback(Path(scratch) / "link", CLIENTS) as link:
                 started = time.perf_counter() - began
                 for name in names:
-                    found = by_processes(name, link, Path(scratch))
+                    found = by_processes([name], link, Path(scratch))[name]
                     found.start += started
                     store([line(name, "deployment", found, loop[name])], folder)
     print((folder / "flower.md").read_text())

@@ -21,14 +21,14 @@ from fedbook.federation import Federation
 from fedbook.files import write_atomically
 from fedbook.flower import compare
 from fedbook.flower.app import new
-from fedbook.flower.loopback import Loopback
+from fedbook.flower.loopback import Loopback, run_of
 from fedbook.results import default_folder
 from fedbook.rounds import Record, Uniform, simulate
 from fedbook.rounds.params import Params
 from fedbook.rounds.stages import State
 
 METHOD = "scaffold"
-ROUNDS = 5
+ROUNDS = 6  # at most: the story ends with the round in which the client is back
 LOST = 2  # the client whose node is killed
 SHOWN = ("is here", "has left", "failed:", "went on without", "Record(")
 PAINT = re.compile(r"\x1b\[[0-9;]*m")
@@ -41,6 +41,11 @@ class Story:
     events: list[tuple[float, str]]
     records: list[Record]
     params: Params
+
+    @property
+    def back(self) -> bool:
+        """Whether the client counts again after a round without it."""
+        return bool(self.missed) and LOST in self.records[-1].participants
 
     @property
     def missed(self) -> tuple[int, ...]:
@@ -62,7 +67,8 @@ class Without(Uniform):
 
 
 def lose(link: Loopback, folder: Path, seconds: float, **config: Any) -> Story:
-    """Run on a deployment that is up; after round 1 kill a node, after round 2 start it again.
+    """Run on a deployment that is up; after round 1 kill a node, after round 2 start it again, and
+    stop when it has taken part in a round.
 
     `seconds` is how long all of it may take.
     """
@@ -73,33 +79,42 @@ def lose(link: Loopback, folder: Path, seconds: float, **config: Any) -> Story:
     def note(text: str) -> None:
         events.append((time.monotonic() - began, text))
 
-    link.log("run").unlink(missing_ok=True)
+    log = link.log(run_of(app))
     run = link.begin(app, evaluate_every=ROUNDS, **config)
     note("the run begins")
-    heard = 0
-    ended = False
+    heard = rounds = 0
+    ended = back = False
     steps = [
         (lambda: link.kill(LOST), f"the SuperNode of client {LOST} is killed"),
         (lambda: link.start(LOST), f"the SuperNode of client {LOST} is started again"),
     ]
     taken = 0
     try:
-        while not ended and time.monotonic() < began + seconds:
+        while not ended and not back and time.monotonic() < began + seconds:
             ended = run.poll() is not None
-            if taken < len(steps) and finished(app) > taken:
+            before, rounds = rounds, finished(app)
+            if taken == len(steps) and rounds > before:
+                back = kept(app, events).back
+            if taken < len(steps) and rounds > taken:
                 step, text = steps[taken]
                 step()
                 note(text)
                 taken += 1
-            lines = PAINT.sub("", link.log("run").read_text(errors="replace")).splitlines()
+            lines = PAINT.sub("", log.read_text(errors="replace")).splitlines()
             for line in lines[heard:]:
                 if any(word in line for word in SHOWN):
                     note(line.split(":", 1)[-1].strip())
             heard = len(lines)
             time.sleep(0.3)
     finally:
-        link._end("run")
-    note("the run has ended" if ended else f"stopped after {seconds:g} s")
+        link._end(run_of(app))
+    why = f"client {LOST} is back: the run is stopped" if back else f"stopped after {seconds:g} s"
+    note("the run has ended" if ended else why)
+    return kept(app, events)
+
+
+def kept(app: Path, events: list[tuple[float, str]]) -> Story:
+    """The story as far as the server has kept it."""
     params, records = compare.result(app / "run")
     return Story(events, records, params)
 
@@ -112,12 +127,13 @@ def finished(app: Path) -> int:
         return 0
 
 
-def expected(missed: tuple[int, ...]) -> Params:
+def expected(story: Story) -> Params:
     """The same by the loop, where the client is not drawn in the rounds it missed."""
-    method = compare.method_of(METHOD).replace(sample=Without(rounds=missed))
+    method = compare.method_of(METHOD).replace(sample=Without(rounds=story.missed))
+    rounds = len(story.records)
     settings: dict[str, Any] = {"device": "cpu", "engine": "loop", "quiet": True}
     model = compare.model_of(METHOD)
-    return simulate(method, compare.federation(), model, ROUNDS, **settings).run().params
+    return simulate(method, compare.federation(), model, rounds, **settings).run().params
 
 
 def write(story: Story, apart: float, path: Path) -> None:
@@ -125,8 +141,9 @@ def write(story: Story, apart: float, path: Path) -> None:
     out = [
         "# A node is killed in round 2",
         "",
-        f"SCAFFOLD, {ROUNDS} rounds, a SuperLink and four SuperNodes as processes of one machine. "
-        "Seconds are those at which the log was read. `fedbook flower fault` makes this.",
+        f"SCAFFOLD, {len(story.records)} rounds, a SuperLink and four SuperNodes as processes of "
+        "one machine. Seconds are those at which the log was read. "
+        "`fedbook flower fault` makes this.",
         "",
         "```text",
         *(f"{at:7.1f} s  {text}" for at, text in story.events),
@@ -158,8 +175,8 @@ def fault(folder: Path | None = None) -> int:
     folder = default_folder("results") if folder is None else folder
     with tempfile.TemporaryDirectory() as scratch:
         with Loopback(Path(scratch) / "link", compare.CLIENTS) as link:
-            story = lose(link, Path(scratch) / "app", compare.LIMIT, **compare.GENTLY)
-    apart = compare.apart(story.params, expected(story.missed))
+            story = lose(link, Path(scratch) / "app", compare.LIMIT, **compare.PATIENTLY)
+    apart = compare.apart(story.params, expected(story))
     path = folder / "flower_fault.md"
     write(story, apart, path)
     print(path.read_text())

@@ -4,7 +4,8 @@
         print(link.run(app, seconds=300))
         link.kill(2), link.start(2)
 
-Every process has a port of its own, writes its log into the folder and ends with the block.
+Every process has a port of its own, writes its log into the folder and ends with the block. Nodes
+fork for a message (`warm.py`); `warm=False` is Flower's own way, a new process for each.
 `secure=True` is Flower's TLS and node authentication: a certificate authority and keys are made in
 the folder, and only nodes whose key was registered are let in.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import json
 import os
 import signal
 import socket
@@ -32,6 +34,8 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_raylet_start_wait_time_s": "120",  # Ray gives up sooner than a busy machine is ready
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds; Flower's is 1
+    "RAY_worker_niceness": "0",  # Ray's is 15: clients would wait for everybody else
     "OMP_NUM_THREADS": "1",
 }
 
@@ -52,15 +56,19 @@ class Loopback:
         *,
         secure: bool = False,
         simulated: int = 0,
+        warm: bool = True,
         start_within: float = 120.0,
     ) -> None:
         self.folder = Path(folder).absolute()
         self.nodes = nodes
         self.secure = secure
         self.simulated = simulated
+        self.warm = warm and hasattr(os, "fork")
         self.port = free_port()
         self._start_within = start_within
         self._processes: dict[str, subprocess.Popen] = {}
+        self._asked: list[str] = []  # SuperExecs that were asked for
+        self._forked: dict[str, int] = {}  # and the processes of those that are known to be there
         here = str(Path(sys.executable).parent)
         self._env = os.environ | QUIET | {"FLWR_HOME": str(self.folder / "flwr")}
         self._env["PATH"] = here + os.pathsep + os.environ.get("PATH", "")
@@ -81,6 +89,8 @@ class Loopback:
         return self
 
     def __exit__(self, *_: Any) -> None:
+        for process in self._processes.values():  # all at once
+            _signal(process.pid, signal.SIGTERM)
         for name in list(self._processes)[::-1]:
             self._end(name)
 
@@ -125,21 +135,29 @@ class Loopback:
                 time.sleep(0.5)
         raise FedbookError("the SuperLink did not start", f"see {self.log('superlink')}")
 
-    def start(self, k: int, key: str | None = None) -> None:
+    def start(self, k: int, key: str | None = None, warm: bool | None = None) -> None:
         """Start the SuperNode of client k; what it remembers lies in the folder's memory/."""
+        warm = self.warm if warm is None else warm
         memory = self.folder / "memory"
         config = f'partition-id={k} num-partitions={self.nodes} memory="{memory}"'
+        port = free_port()
         command = ["flower-supernode", "--superlink", f"{HOST}:{self.port}"]
-        command += ["--host", HOST, "--port", str(free_port()), "--node-config", config]
+        command += ["--host", HOST, "--port", str(port), "--node-config", config]
         if self.secure:
             command += ["--root-certificates", str(self.folder / "keys" / "ca.pem")]
             command += ["--auth-supernode-private-key", key or self._key(k)]
         else:
             command += ["--insecure"]
+        if warm:
+            command += ["--isolation", "process"]
         self._begin(f"node-{k}", command)
+        if warm:
+            self._fork(f"node-{k}-forks", "--insecure", "--runtime-api-address", f"{HOST}:{port}")
 
     def kill(self, k: int) -> None:
         """Kill the SuperNode of client k, and whatever it is doing."""
+        if forks := self._fork_of(f"node-{k}-forks"):
+            _signal(forks, signal.SIGKILL)
         self._end(f"node-{k}", signal.SIGKILL)
 
     def register(self, k: int) -> None:
@@ -156,11 +174,28 @@ class Loopback:
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 
-    def _begin(self, name: str, command: list[str]) -> None:
+    def _begin(self, name: str, command: list[str], **pipes: Any) -> None:
         with self.log(name).open("ab") as out:
-            self._processes[name] = subprocess.Popen(
-                command, stdout=out, stderr=out, env=self._env, start_new_session=True
-            )
+            given: dict[str, Any] = {"stdout": out, "stderr": out, "env": self._env} | pipes
+            self._processes[name] = subprocess.Popen(command, start_new_session=True, **given)
+
+    def _fork(self, name: str, *options: str) -> None:
+        """Start a SuperExec with the imports of all others."""
+        if "forks" not in self._processes:
+            command = [sys.executable, "-m", "fedbook.flower.warm", "--stand-by"]
+            self._begin("forks", command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        line = json.dumps([str(self.log(name)), *options])
+        print(line, file=self._processes["forks"].stdin, flush=True)
+        self._asked.append(name)
+
+    def _fork_of(self, name: str) -> int | None:
+        """The process of a SuperExec; they are told in the order in which they were asked for."""
+        while self._asked:
+            said = self._processes["forks"].stdout.readline()  # type: ignore[union-attr]
+            if not said:
+                raise FedbookError("no SuperExec was started", f"see {self.log('forks')}")
+            self._forked[self._asked.pop(0)] = int(said)
+        return self._forked.pop(name, None)
 
     def _end(self, name: str, how: int = signal.SIGTERM) -> None:
         """End a process with its children: it leads a group of its own."""
@@ -168,21 +203,20 @@ class Loopback:
         if process is None:
             return
         for hard in (how, signal.SIGKILL):
+            _signal(process.pid, hard)
             try:
-                os.killpg(process.pid, hard)
                 process.wait(10)
-                break
-            except ProcessLookupError:
                 break
             except subprocess.TimeoutExpired:
                 continue
 
     # -- runs --------------------------------------------------------------------------------------
     def begin(self, app: str | Path, **config: Any) -> subprocess.Popen:
-        """Start a run of an app; `config` overrides its settings."""
+        """Start a run of an app, beside others; `config` overrides its settings."""
         command = ["flwr", "run", str(app), "loop", "--stream"]
         if self.simulated:
             played = f"num-supernodes={self.simulated} client-resources-num-cpus=1"
+            played += " init-args-num-cpus=1"  # one process plays them all
             command += ["--federation-config", played]
         if config:
             pairs = []
@@ -190,31 +224,50 @@ class Loopback:
                 text = f'"{value}"' if isinstance(value, (str, Path)) else str(value)
                 pairs.append(f"{name.replace('_', '-')}={text}")
             command += ["--run-config", " ".join(pairs)]
-        self._begin("run", command)
-        return self._processes["run"]
+        name = run_of(app)
+        self.log(name).unlink(missing_ok=True)
+        self._begin(name, command)
+        return self._processes[name]
 
     def run(self, app: str | Path, seconds: float, **config: Any) -> str:
         """A whole run of an app, of at most so many seconds; returns its log.
 
         Flower returns 0 even if a run failed. So does this: look at what the log says.
         """
-        self.log("run").unlink(missing_ok=True)
-        process = self.begin(app, **config)
+        self.begin(app, **config)
+        return self.wait(app, seconds)
+
+    def wait(self, app: str | Path, seconds: float) -> str:
+        """Until a run has ended, at most so many seconds; returns its log."""
+        name = run_of(app)
         try:
-            process.wait(seconds)
+            self._processes[name].wait(seconds)
         except subprocess.TimeoutExpired:
             raise FedbookError(
-                f"the run took longer than {seconds:g} s", f"see {self.log('run')}"
+                f"the run took longer than {seconds:g} s", f"see {self.log(name)}"
             ) from None
         finally:
-            self._end("run")
-        return self.log("run").read_text()
+            self._end(name)
+        return self.log(name).read_text()
 
     def _flwr(self, *arguments: str, seconds: float) -> str:
         done = subprocess.run(
             ["flwr", *arguments], env=self._env, timeout=seconds, capture_output=True, text=True
         )
         return done.stdout + done.stderr
+
+
+def run_of(app: str | Path) -> str:
+    """The name of a run's process and log."""
+    return f"run-{Path(app).name}"
+
+
+def _signal(leader: int, number: int) -> None:
+    """To a process and its children, if they are there."""
+    try:
+        os.killpg(leader, number)
+    except ProcessLookupError:
+        pass
 
 
 # -- keys ------------------------------------------------------------------------------------------

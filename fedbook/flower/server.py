@@ -37,6 +37,7 @@ from fedbook.rounds.record import Record, Traffic
 from fedbook.rounds.stages import Method, Report, State
 
 POLL = 1.0  # seconds between two looks for nodes
+LOOK = 0.3  # seconds between two looks for answers
 PATIENCE = 20.0  # seconds that a node which has been silent may take to say that it is back
 
 
@@ -52,23 +53,16 @@ def run_key(method: Method, roster: Federation, seed: int) -> str:
     return hashlib.sha256(described.encode()).hexdigest()[:16]
 
 
-class Few(Grid):
-    """A grid that writes to a few nodes at a time."""
+class Relay(Grid):
+    """A grid that hands all on to another."""
 
-    def __init__(self, grid: Grid, at_once: int) -> None:
+    def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self._at_once = at_once
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        left = list(messages)
-        replies: list[Message] = []
-        while left:
-            now = left[: self._at_once]
-            left = left[self._at_once :]
-            replies += self._grid.send_and_receive(now, timeout=timeout)
-        return replies
+        return self._grid.send_and_receive(messages, timeout=timeout)
 
     def get_node_ids(self) -> Iterable[int]:
         return self._grid.get_node_ids()
@@ -88,6 +82,43 @@ class Few(Grid):
     @property
     def run(self) -> Any:
         return self._grid.run
+
+
+class Often(Relay):
+    """A grid that looks for answers more often than every three seconds, as Flower's does."""
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        left = set(self.push_messages(messages))
+        limit = math.inf if timeout is None else time.monotonic() + timeout
+        replies: list[Message] = []
+        while left and time.monotonic() < limit:
+            came = list(self.pull_messages(left))
+            replies += came
+            left -= {m.metadata.reply_to_message_id for m in came}
+            if left and not came:
+                time.sleep(LOOK)
+        return replies
+
+
+class Few(Relay):
+    """A grid that writes to a few nodes at a time."""
+
+    def __init__(self, grid: Grid, at_once: int) -> None:
+        super().__init__(grid)
+        self._at_once = at_once
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        left = list(messages)
+        replies: list[Message] = []
+        while left:
+            now = left[: self._at_once]
+            left = left[self._at_once :]
+            replies += self._grid.send_and_receive(now, timeout=timeout)
+        return replies
 
 
 class FedbookStrategy(Strategy):
@@ -534,6 +565,6 @@ def server_app(
             checkpoint=str(config["checkpoint"]) if config.get("checkpoint") else None,
             timeout=setting(config, "timeout", 3600),
             at_once=setting(config, "at-once", 0) or None,
-        ).run(grid)
+        ).run(Often(grid))
 
     return app

@@ -16,7 +16,6 @@ images must look like before they go in (`Prepare` makes them so).
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,7 @@ def backbone(
     `pretrained=False` gives the same network at its seeded random initialisation. `checkpoint` is a
     local file (.safetensors, .pth, .bin or timm's .npz); `options` go to timm.
     """
-    own = name in ("hybrid", "bundled") or name.endswith(".safetensors")
+    own = name == "hybrid" or name.endswith(".safetensors")
     if own and (size not in (None, hybrid.PX) or checkpoint is not None or options):
         raise FedbookError(
             f"the hybrid reads {hybrid.PX} px and takes no other option",
@@ -54,9 +53,7 @@ def backbone(
     made_on = "meta" if torch.device(device).type == "meta" else "cpu"  # not the default device
     with torch.device(made_on), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if name == "bundled":
-            model = _earlier()
-        elif own:
+        if own:
             file = hybrid.WEIGHTS if name == "hybrid" else Path(name)
             model = hybrid.hybrid(file, pretrained)
         else:
@@ -104,20 +101,6 @@ def weights_fingerprint(module: nn.Module) -> str:
             value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         )
     return digest.hexdigest()[:16]
-
-
-def _earlier() -> Any:
-    """The network before the hybrid (32 px), on which FGPT's laptop results still rest."""
-    from safetensors.torch import safe_open
-    from timm.models.vision_transformer import VisionTransformer
-
-    with safe_open(hybrid.WEIGHTS.with_name("vit_bundled.safetensors"), "pt") as file:
-        arch = json.loads(file.metadata()["arch"])
-        model: Any = VisionTransformer(**{"img_size": 32, "num_classes": 0, **arch})
-        model.load_state_dict({key: file.get_tensor(key).float() for key in file.keys()})
-    half = (0.5, 0.5, 0.5)
-    model.pretrained_cfg = {"architecture": "vit_bundled", "mean": half, "std": half}
-    return model
 
 
 def _in_weights_folder(name: str) -> Path | None:

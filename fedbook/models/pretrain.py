@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedbook.errors import FedbookError
+from fedbook.errors import FedbookError, whole
 from fedbook.files import write_atomically
 from fedbook.models import hybrid
 from fedbook.models.probe import NETWORKS, domain_table, probe_table, step_table
@@ -410,6 +410,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         table.add_argument("--sets", nargs="+", help="unless told, those that are here")
         if name == "probe":
             table.add_argument("--on", choices=("test", "validation"), default="test")
+            more = "train on and test with at most so many (2000): a large network is slow"
+            table.add_argument("--images", type=int, default=2000, help=more)
     help_clip = "fit the offline image-text pair, or print what it is worth"
     clip_fit.add_arguments(commands.add_parser("clip", help=help_clip))
 
@@ -425,6 +427,9 @@ def main(args: argparse.Namespace) -> None:
     elif args.what == "domains":
         print(domain_table(args.networks, args.sets).round(3).to_string())
     else:
-        print(probe_table(args.networks, args.sets, args.on).round(3).to_string())
+        most = args.images
+        whole("--images", most, least=40)
+        found = probe_table(args.networks, args.sets, args.on, train=most, test=most)
+        print(found.round(3).to_string())
         print("\nmilliseconds per image of a prompted step")
         print(step_table(args.networks).round(2).to_string())

@@ -213,10 +213,7 @@ def _model(e: Experiment, federation: Federation) -> Module:
     from fedbook import models
 
     options = {k: v for k, v in e.model.items() if k != "name"}
-    if isinstance(options.get("backbone"), str) and options["backbone"] not in (
-        "hybrid",
-        "bundled",
-    ):
+    if isinstance(options.get("backbone"), str) and options["backbone"] != "hybrid":
         options["backbone"] = _backbone(options["backbone"])
     if "pretrained" in options:
         options["pretrained"] = False
