@@ -387,7 +387,8 @@ def page(rows: list[dict[str, Any]]) -> str:
         f"{CLIENTS} clients with a few digits each; 0: not a bit. `fedbook flower compare` makes "
         "this, `fedbook flower compare ENGINE METHOD ...` adds to it. Lock-step rounds otherwise, "
         "and AdamW divides a gradient that is all rounding by its own size: hence FedGCR's "
-        "difference there (1e-9 in double precision, `tests/test_lockstep.py`).",
+        "difference there (1e-9 in double precision, `tests/test_lockstep.py`). No app is written "
+        "for Client2Vec, whose index is made before training (`fedbook/flower/MOVING.md`).",
         "",
         table_head("method", *(ENGINES[e] for e in engines)),
     ]

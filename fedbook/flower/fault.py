@@ -28,7 +28,7 @@ from fedbook.rounds.params import Params
 from fedbook.rounds.stages import State
 
 METHOD = "scaffold"
-ROUNDS = 6  # at most: the story ends with the round in which the client is back
+ROUNDS = 12  # at most: the story ends with the round in which the client is back
 LOST = 2  # the client whose node is killed
 SHOWN = ("is here", "has left", "failed:", "went on without", "Record(")
 PAINT = re.compile(r"\x1b\[[0-9;]*m")

@@ -114,6 +114,11 @@ PAPER = Paper(
             switched,
             "Own study: a random fifth of each recording for testing instead of the last",
         ),
+        "longer": Figure(
+            changed({"longer": ("fedavg", "q_ffl", "grp_fed")}),
+            switched,
+            "Own study: three times as many rounds",
+        ),
     },
     grid=GRID,
     claims=CLAIMS,
