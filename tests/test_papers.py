@@ -24,7 +24,8 @@ IID = {"name": "iid", "clients": 4}
 STUDIES = ["fedgcr/quirks", "fedgcr/grouping", "fedgcr/rounds", "fedgcr/protocols"]
 STUDIES += ["client2vec/local"]
 STUDIES += ["grp_fed/fig4_own", "grp_fed/printed", "grp_fed/weights", "grp_fed/choices"]
-STUDIES += ["grp_fed/adaptive", "grp_fed/split"]
+STUDIES += ["grp_fed/adaptive", "grp_fed/split",
+    "grp_fed/longer"]
 STUDIES += ["fgpt/unseen", "fgpt/prompt_rate"]
 
 
@@ -453,11 +454,7 @@ def test_an_unknown_measure_is_named():
 
 
 # -- stored results --------------------------------------------------------------------------------
-<<<<<<< HEAD
-STORED = {"fedgcr": 40, "client2vec": 477, "grp_fed": 27, "fgpt": 13}
-=======
-STORED = {"fedgcr": 40, "client2vec": 477, "grp_fed": 80, "fgpt": 16}
->>>>>>> main
+STORED = {"fedgcr": 40, "client2vec": 477, "grp_fed": 48, "fgpt": 16}
 
 
 @pytest.mark.parametrize("key", papers.PAPERS)

@@ -80,7 +80,7 @@ def test_a_trial_on_class_mixes_never_sees_a_test_sample():
 
 def test_who_holds_everything_gives_up_the_last_fifth():
     e = tune.trial(GRP_FED, "laptop", "grp_fed", {"lr": 0.01, "q": 0.5}, GRP_FED.grid.on[0])
-    assert e.partition["test"] == "held_out" and e.rounds == e.evaluate_every == 40
+    assert e.partition["test"] == "held_out" and e.rounds == e.evaluate_every == 60
     dataset = data.load("ecg_offline")
     fed, whole = federate(dataset, "by_group", "held_out"), federate(dataset, "by_group", "domain")
     for c, before in zip(fed.clients, whole.clients):
