@@ -56,9 +56,12 @@ def unreadable(monkeypatch):
                 name,
                 lambda t, *a, _r=real, _n=name, **k: _r(ones(t) if t.is_meta else t, *a, **k),
             )
+        unique = torch.unique  # its size depends on values
         patch.setattr(
-            torch, "unique", lambda t, **k: (t, torch.zeros_like(t))
-        )  # its size depends on values
+            torch,
+            "unique",
+            lambda t, **k: (t, torch.zeros_like(t)) if t.is_meta else unique(t, **k),
+        )
         patch.setattr(
             torch,
             "repeat_interleave",

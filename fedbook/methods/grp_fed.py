@@ -152,23 +152,29 @@ class AdversarialLocal(Personal):
         copy_into(here, local.received)
         plan = self.plan(local)
         used = torch.cat(plan).unique()
-        f_global = self.features(local, used)
+        there = local.client.train.device
+        f_global = self.features(local, used.to(there))
         if self.start == "own":
             copy_into(here, memory.get("extractor", {}))
         D = two_layers(f_global.shape[1], self.hidden, 1).to(f_global.device)
         copy_into(D.state_dict(), memory.get("discriminator", {}))
-        self.train(local, D, [(part, f_global[torch.searchsorted(used, part)]) for part in plan])
+        turns = []
+        for part in plan:
+            rows = torch.searchsorted(used, part).to(there)
+            turns.append((part.to(there), f_global[rows]))
+        self.train(local, D, turns)
         memory["extractor"] = clone(body({n: here[n] for n in local.received}))
         memory["discriminator"] = clone(D.state_dict())
         copy_into(here, upload)
         return {}  # nothing of this is sent
 
     def plan(self, local: Local) -> list[Tensor]:
-        """The mini-batches of all epochs, as places among the client's training samples."""
-        places = local.client.train
+        """The mini-batches of all epochs, as places among the client's training samples; on the
+        CPU, where they are drawn.
+        """
         found: list[Tensor] = []
         for _ in range(self.solve.epochs):
-            order = torch.randperm(len(places), generator=local.generator).to(places.device)
+            order = torch.randperm(len(local.client.train), generator=local.generator)
             found += order.split(self.solve.batch_size)[: self.solve.batches]
         return found
 
