@@ -23,7 +23,7 @@ def link(tmp_path_factory):
 def test_a_node_whose_key_was_not_registered_is_not_let_in(link):
     stranger = link.folder / "keys" / "stranger"
     private_key(stranger)
-    link.start(7, key=str(stranger), warm=False)
+    link.start(7, key=str(stranger))
     process = link._processes["node-7"]
     try:
         process.wait(PROCESS_SECONDS / 2)  # it is refused and gives up

@@ -237,9 +237,9 @@ def test_beta_zero_ignores_the_labels(toy):
 
 def test_the_classifier_is_fixed_in_the_local_step(toy):
     class Watched(AdversarialLocal):
-        def train(self, local, D, plan):
+        def train(self, local, D, *rest):
             before = [p.detach().clone() for p in local.model.head.parameters()]
-            super().train(local, D, plan)
+            super().train(local, D, *rest)
             after = list(local.model.head.parameters())
             assert all(torch.equal(p, q) for p, q in zip(before, after)) and all(
                 p.requires_grad for p in after
@@ -280,7 +280,7 @@ def test_a_small_step_on_the_regulariser_makes_features_look_more_global(toy, ga
     """
 
     class Watched(AdversarialLocal):
-        def train(self, local, D, plan):
+        def train(self, local, D, *rest):
             def looks_personal():
                 with torch.no_grad():
                     z = local.model.embed(toy.inputs(local.client.train))
@@ -288,7 +288,7 @@ def test_a_small_step_on_the_regulariser_makes_features_look_more_global(toy, ga
 
             judge, before = copy.deepcopy(D), None
             before = looks_personal()
-            super().train(local, D, plan)
+            super().train(local, D, *rest)
             change.append(looks_personal() - before)
 
     change = []
@@ -380,7 +380,7 @@ def test_smoke_needs_no_download_and_figures_use_the_runs_of_the_table():
 
 def test_studies_change_one_thing_each():
     table = {r.experiment.key for r in papers.get("grp_fed/table1").runs("laptop")}
-    for id in ("printed", "weights", "choices", "adaptive", "split", "fig4_own"):
+    for id in ("printed", "weights", "choices", "adaptive", "split", "longer", "fig4_own"):
         spec = papers.get(f"grp_fed/{id}")
         assert spec.built == "yes" and spec.kind == "study"
         for r in spec.runs("laptop"):
@@ -399,7 +399,7 @@ def test_studies_change_one_thing_each():
 
 @pytest.mark.parametrize(
     "id",
-    "fig1 fig3 fig4 fig5 fig4_own printed weights choices adaptive".split(),
+    "fig1 fig3 fig4 fig5 fig4_own printed weights choices adaptive longer".split(),
 )
 def test_figures_are_drawn_from_results(id):
     import matplotlib
@@ -435,6 +435,7 @@ def test_figures_are_drawn_from_results(id):
         "weights": 2,
         "choices": 2,
         "adaptive": 1,
+        "longer": 3,
     }
     assert len(fig.axes) == panels[id] and alt.endswith(".") and len(alt) > 60
     assert "not comparable" in fig.get_suptitle()

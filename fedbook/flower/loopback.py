@@ -5,7 +5,7 @@
         link.kill(2), link.start(2)
 
 Every process has a port of its own, writes its log into the folder and ends with the block. Nodes
-fork for a message (`warm.py`); `warm=False` is Flower's own way, a new process for each.
+fork for a message (`warm.py`) where the system can.
 `secure=True` is Flower's TLS and node authentication: a certificate authority and keys are made in
 the folder, and only nodes whose key was registered are let in.
 """
@@ -56,14 +56,12 @@ class Loopback:
         *,
         secure: bool = False,
         simulated: int = 0,
-        warm: bool = True,
         start_within: float = 120.0,
     ) -> None:
         self.folder = Path(folder).absolute()
         self.nodes = nodes
         self.secure = secure
         self.simulated = simulated
-        self.warm = warm and hasattr(os, "fork")
         self.port = free_port()
         self._start_within = start_within
         self._processes: dict[str, subprocess.Popen] = {}
@@ -135,9 +133,9 @@ class Loopback:
                 time.sleep(0.5)
         raise FedbookError("the SuperLink did not start", f"see {self.log('superlink')}")
 
-    def start(self, k: int, key: str | None = None, warm: bool | None = None) -> None:
+    def start(self, k: int, key: str | None = None) -> None:
         """Start the SuperNode of client k; what it remembers lies in the folder's memory/."""
-        warm = self.warm if warm is None else warm
+        warm = hasattr(os, "fork")
         memory = self.folder / "memory"
         config = f'partition-id={k} num-partitions={self.nodes} memory="{memory}"'
         port = free_port()

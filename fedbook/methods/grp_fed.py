@@ -151,27 +151,19 @@ class AdversarialLocal(Personal):
         upload = clone({n: here[n] for n in local.received})
         copy_into(here, local.received)
         plan = self.plan(local)
-        used = torch.cat(plan).unique()
-        there = local.client.train.device
-        f_global = self.features(local, used.to(there))
+        f_global = self.features(local, torch.cat(plan))
         if self.start == "own":
             copy_into(here, memory.get("extractor", {}))
         D = two_layers(f_global.shape[1], self.hidden, 1).to(f_global.device)
         copy_into(D.state_dict(), memory.get("discriminator", {}))
-        turns = []
-        for part in plan:
-            rows = torch.searchsorted(used, part).to(there)
-            turns.append((part.to(there), f_global[rows]))
-        self.train(local, D, turns)
+        self.train(local, D, plan, f_global)
         memory["extractor"] = clone(body({n: here[n] for n in local.received}))
         memory["discriminator"] = clone(D.state_dict())
         copy_into(here, upload)
         return {}  # nothing of this is sent
 
     def plan(self, local: Local) -> list[Tensor]:
-        """The mini-batches of all epochs, as places among the client's training samples; on the
-        CPU, where they are drawn.
-        """
+        """The mini-batches of all epochs, as places among the client's training samples."""
         found: list[Tensor] = []
         for _ in range(self.solve.epochs):
             order = torch.randperm(len(local.client.train), generator=local.generator)
@@ -179,14 +171,17 @@ class AdversarialLocal(Personal):
         return found
 
     @torch.no_grad()
-    def features(self, local: Local, used: Tensor) -> Tensor:
-        """f^g of the client's training samples at these places, in their order."""
+    def features(self, local: Local, places: Tensor) -> Tensor:
+        """f^g of the client's training samples; 0 for those at no such place."""
         local.model.eval()
-        batches = (Batch(local, local.client.train[part]) for part in used.split(512))
-        return torch.cat([b.z.float() for b in batches])
+        train = local.client.train
+        used = places.unique().to(train.device)
+        batches = (Batch(local, train[part]) for part in used.split(512))
+        z = torch.cat([b.z.float() for b in batches])
+        return z.new_zeros(len(train), z.shape[1]).index_copy(0, used, z)
 
-    def train(self, local: Local, D: nn.Module, plan: list[tuple[Tensor, Tensor]]) -> None:
-        """(4), (5) and L_D in turn, on mini-batches and their f^g; the classifier is fixed."""
+    def train(self, local: Local, D: nn.Module, plan: list[Tensor], f_global: Tensor) -> None:
+        """(4), (5) and L_D in turn; the classifier is fixed."""
         model: Any = local.model
         fixed = [p for p in model.head.parameters() if p.requires_grad]
         for p in fixed:
@@ -194,19 +189,20 @@ class AdversarialLocal(Personal):
         model.train()
         optimizer = self.solve.build(model)
         optimizer_D = self.solve.build(D)
-        for part, f_global in plan:
+        for part in plan:
+            part = part.to(f_global.device)
             batch = Batch(local, local.client.train[part])
             with local.device.autocast():
-                fit = F.cross_entropy(batch.logits, batch.y)
-                regular = generator_loss(D(batch.z), self.gan_loss)
-                loss = self.beta * fit + (1 - self.beta) * regular
+                J = F.cross_entropy(batch.logits, batch.y)
+                L_R = generator_loss(D(batch.z), self.gan_loss)  # (5)
+                loss = self.beta * J + (1 - self.beta) * L_R
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             self.solve.clip_gradient(model)
             optimizer.step()  # (4)
             with torch.no_grad():
                 f_local = model.embed(batch.x, **batch.precomputed)
-            loss_D = discriminator_loss(D(f_global), D(f_local.float()), self.gan_loss)
+            loss_D = discriminator_loss(D(f_global[part]), D(f_local.float()), self.gan_loss)
             optimizer_D.zero_grad(set_to_none=True)  # also of what (5) left in D
             loss_D.backward()
             optimizer_D.step()

@@ -30,7 +30,17 @@ from torch import Tensor, nn
 from fedbook.errors import FedbookError
 from fedbook.federation import Federation
 from fedbook.methods.fedavg import fedavg
-from fedbook.rounds import Batch, CrossEntropy, Equal, Local, Method, Objective, Report, Update
+from fedbook.rounds import (
+    Batch,
+    CrossEntropy,
+    Equal,
+    Local,
+    LocalSolver,
+    Method,
+    Objective,
+    Report,
+    Update,
+)
 from fedbook.rounds.params import Params
 from fedbook.rounds.stages import State
 
@@ -52,11 +62,8 @@ class Control(Objective):
 class ControlVariates(Update):
     """c at the server, c_i with the clients; the model moves by eta_g towards the mean."""
 
-    lr: float = 0.1
-    epochs: int = 1
-    batch_size: int = 32
+    solve: LocalSolver = LocalSolver()
     server_lr: float = 1.0
-    batches: int | None = None
 
     def init(self, federation: Federation, model: nn.Module) -> State:
         zeros = {n: torch.zeros_like(p) for n, p in model.named_parameters() if p.requires_grad}
@@ -70,11 +77,10 @@ class ControlVariates(Update):
             memory["c"] = {n: torch.zeros_like(y) for n, y in local.trained().items()}
 
     def end(self, local: Local, sent: State, memory: State) -> State:
-        whole = -(-len(local.client.train) // self.batch_size)
-        K = self.epochs * min(whole, self.batches or whole)
+        K = self.solve.epochs * self.solve.steps_of(len(local.client.train))
         change = {}
         for name, y in local.trained().items():
-            step = (local.received[name] - y.detach()) / (K * self.lr)
+            step = (local.received[name] - y.detach()) / (K * self.solve.lr)
             change[name] = step - sent["c"][name]  # c_i^+ - c_i (4)
             memory["c"][name] = memory["c"][name] + change[name]
         return {"control": change}
@@ -100,7 +106,9 @@ def scaffold(server_lr: float = 1.0, **options: Any) -> Method:
             "SCAFFOLD needs plain SGD at the clients",
             "leave out optimizer, momentum, weight_decay and clip",
         )
-    update = ControlVariates(solve.lr, solve.epochs, solve.batch_size, server_lr, solve.batches)
     return base.replace(
-        name="scaffold", objective=(CrossEntropy(), Control()), weigh=(Equal(),), update=update
+        name="scaffold",
+        objective=(CrossEntropy(), Control()),
+        weigh=(Equal(),),
+        update=ControlVariates(solve, server_lr),
     )
