@@ -56,7 +56,10 @@ PROTOCOLS = tuple(
     )
     if protocol != "published" or method in PUBLISHED
 )
-ROUNDS = tuple(row(method, "avg", "pacs", validation=1) for method in ("fedavg", "fedgcr"))
+ROUNDS = tuple(
+    row(method, "avg", dataset, validation=1)
+    for dataset, method in product(("pacs", "digit_five"), ("fedavg", "fedgcr"))
+)
 PAPER = Paper(
     key="fedgcr",
     title="FedGCR",

@@ -30,7 +30,7 @@ class Domains:
     `sizes` holds options of the partition by dataset; without them clients are as large as
     published. `order` lists domains from majority to minority, `swapped` as Table 7 has them.
     `part` is the share of those images that is used, by dataset and DIF. `types` is the number of
-    domains where it is not the paper's.
+    domains where it is not the paper's, `rounds_of` that of rounds where it is not the scale's.
     """
 
     model: Options
@@ -39,6 +39,7 @@ class Domains:
     sizes: Mapping[str, Options] = field(default_factory=dict)
     part: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     types: Mapping[str, int] = field(default_factory=dict)
+    rounds_of: Mapping[str, int] = field(default_factory=dict)
 
 
 ADAMW = {"optimizer": "adamw", "epochs": 1}
@@ -96,6 +97,7 @@ LAPTOP = Scale(
             "pacs": {"sizes": "pacs", "shuffle": True},
         },
         part={"digit_five": {1: 0.44}},
+        rounds_of={"digit_five": 15},
         types={"domainnet": 7},
         order={
             "digit_five": ("mnist", "usps", "font_digits", "mnist_m", "scene_digits"),
@@ -221,13 +223,17 @@ def experiment(row: Row, scale: Scale[Domains], seed: int) -> Experiment:
     partition = _partition(row, scale.own)
     if row["validation"]:
         partition["test"] = "unused"
-    long = as_printed(row) or row["validation"]
+    rounds = scale.own.rounds_of.get(row["dataset"], scale.rounds)
+    if as_printed(row):
+        rounds = PRINTED.rounds
+    if row["validation"]:
+        rounds = min(2 * rounds, PRINTED.rounds)
     return Experiment(
         dataset=scale.data[row["dataset"]],
         partition=partition,
         model=model,
         method=method,
-        rounds=PRINTED.rounds if long else scale.rounds,
+        rounds=rounds,
         seed=seed,
         scale=scale.name,
         evaluate_every=5 if row["validation"] else scale.evaluate_every,
