@@ -39,7 +39,7 @@ class Scale(Generic[Own]):
 
     `data` maps the paper's name of a dataset to the one that is used; `solver` holds options of
     every method, `methods` those of single ones, `own` what only this paper needs. `seeds_of` gives
-    single tables a number of seeds of their own.
+    single tables a number of seeds of their own, `sized` another size.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Scale(Generic[Own]):
     seeds: int = 1
     seeds_of: Mapping[str, int] = field(default_factory=dict)
     evaluate_every: int = 1
+    sized: Mapping[str, Scale[Own]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,8 @@ class Spec:
         """The run behind a row, or None where this scale of the paper has none."""
         if self.counted(row) or not self.paper.has(scale):
             return None
-        return self.paper.experiment(row, self.paper.scale(scale), seed)
+        size = self.paper.scale(scale)
+        return self.paper.experiment(row, size.sized.get(self.name, size), seed)
 
     def available(self, row: Row, scale: str) -> bool:
         """Whether this scale can put a number beside the printed one."""

@@ -46,6 +46,7 @@ class Grid:
     knobs: Mapping[str, Knob | None]
     score: str | tuple[str, ...] = "avg_type"  # of several the mean
     part: float = 1.0  # of a run's rounds, how many a trial lasts
+    every: int | None = None  # rounds between two tests; None: one test, at a trial's end
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -80,9 +81,7 @@ def grid_of(paper: Paper) -> Grid:
 
 
 def trial(paper: Paper, scale: str, method: str, options: Options, setting: Options) -> Experiment:
-    """The run of a method with these options on one setting, scored on validation data at its
-    end.
-    """
+    """The run of a method with these options on one setting, tested on validation data."""
     own = paper.scale(scale)
     own = dataclasses.replace(own, methods={**own.methods, method: options})
     e = paper.experiment(Row(settings=setting, method=method), own, 0)
@@ -92,9 +91,13 @@ def trial(paper: Paper, scale: str, method: str, options: Options, setting: Opti
             "a grid's settings must be rows of the paper",
         )
     test = VALIDATION.get(e.partition["name"], "unused_match")
-    rounds = max(1, round(grid_of(paper).part * e.rounds))
+    grid = grid_of(paper)
+    rounds = max(1, round(grid.part * e.rounds))
     return dataclasses.replace(
-        e, partition={**e.partition, "test": test}, rounds=rounds, evaluate_every=rounds
+        e,
+        partition={**e.partition, "test": test},
+        rounds=rounds,
+        evaluate_every=grid.every or rounds,
     )
 
 
