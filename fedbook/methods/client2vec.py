@@ -37,7 +37,7 @@ Differs from the paper, where it leaves things open:
   left.
 - || z_P B^f ||_1 is the mean over samples and clients, with beta^f at length one, so that w means
   the same for any number of clients; `reduction="sum"` is the sum over clients of the raw vectors,
-  as printed.
+  as printed; "cosine" is the mean with z_P at length one too, which no shrinking of z can lower.
 - KL(softmax f(z) || softmax f_P(z_P)), with gradients to both sides (`detach=True`: to the
   projected side alone).
 - "local_model_weights" (Table 2): B^f holds the classifier weights with which each client last
@@ -222,16 +222,16 @@ class IndependentFeatures(Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.weight >= 0 or self.reduction not in ("mean", "sum"):
+        if not self.weight >= 0 or self.reduction not in ("mean", "sum", "cosine"):
             raise FedbookError(
-                f"weight must be at least 0 and reduction 'mean' or 'sum', got {self.weight} and "
-                f"{self.reduction!r}",
+                f"weight must be at least 0 and reduction 'mean', 'sum' or 'cosine', got "
+                f"{self.weight} and {self.reduction!r}",
                 "the paper has weights 1, 5 and 10",
             )
 
     def columns(self, beta: Tensor) -> Tensor:
         """B^f from one row per client."""
-        return (F.normalize(beta, dim=1) if self.reduction == "mean" else beta).T.contiguous()
+        return (beta if self.reduction == "sum" else F.normalize(beta, dim=1)).T.contiguous()
 
     def index_rows(self, model: Any, federation: Federation, known: State) -> Tensor:
         return known["feature"]
@@ -269,10 +269,9 @@ class IndependentFeatures(Objective):
             F.log_softmax(p.head(z_p), 1), teacher, reduction="batchmean", log_target=True
         )
         if self.orthogonal:
+            z_p = F.normalize(z_p, dim=1) if self.reduction == "cosine" else z_p
             products = (z_p @ self.basis(p, sent)).abs()
-            total = total + (
-                products.mean() if self.reduction == "mean" else products.sum(1).mean()
-            )
+            total = total + (products.sum(1).mean() if self.reduction == "sum" else products.mean())
         return self.weight * total  # (4)
 
     def basis(self, p: Projected, sent: State) -> Tensor:

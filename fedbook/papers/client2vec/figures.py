@@ -202,22 +202,28 @@ def sweeps(spec: Spec, runs: Sequence[Run]) -> Drawn:
     return _finish(fig, axes, spec=spec, runs=runs, told=told, what=what)
 
 
-def epochs_and_aggregation(spec: Spec, runs: Sequence[Run]) -> Drawn:
-    """Figure 4: epochs of the index network (a, b), and (ii) alone against the original (c, d)."""
+def index_epochs(spec: Spec, runs: Sequence[Run]) -> Drawn:
+    """Table 6 and Figure 4a-b: epochs of the index network."""
     from fedbook import plots
 
-    rest = [r for r in runs if r.row["case_studies"] in ("none", "ii")]
-    fig, axes = plots.panels(2 + len(_datasets(rest)))
+    fig, axes = plots.panels(2)
     told = []
     for ax, s in zip(axes, ("federated", "global")):
         told += _lines(ax, spec, runs, option="epochs", dataset="cifar10", strategy=s, say="E={}")
+    what = "Accuracy in percent against index epochs, marker per algorithm."
+    return _finish(fig, axes, spec=spec, runs=runs, told=told, what=what)
+
+
+def aggregation_alone(spec: Spec, runs: Sequence[Run]) -> Drawn:
+    """Figure 4c-d: (ii) alone against the original."""
+    from fedbook import plots
+
+    fig, axes = plots.panels(len(_datasets(runs)))
     along = {"option": "case_studies", "strategy": "global", "say": "+{} alone"}
-    for ax, dataset in zip(axes[2:], _datasets(rest)):
-        told += _lines(ax, spec, rest, dataset=dataset, **along)
-    what = (
-        "Accuracy in percent against index epochs, and with improved aggregation alone, marker per "
-        "algorithm."
-    )
+    told = []
+    for ax, dataset in zip(axes, _datasets(runs)):
+        told += _lines(ax, spec, runs, dataset=dataset, **along)
+    what = "Accuracy in percent with improved aggregation alone, marker per algorithm."
     return _finish(fig, axes, spec=spec, runs=runs, told=told, what=what)
 
 

@@ -159,11 +159,17 @@ OPTIONS = {  # a row's setting -> the option of client2vec
     "tau": "tau",
     "weight": "weight",
     "detach": "detach",
+    "reduction": "reduction",
     "epochs": "index_epochs",
     "projection": "index_projection",
 }
 # What need not be said again, so that a sweep shares its usual point with the main table.
-USUAL = {"variant": "client2vec", "index_projection": "linear"}
+USUAL = {
+    "variant": "client2vec",
+    "index_projection": "linear",
+    "reduction": "mean",
+    "detach": False,
+}
 USUAL_OF = {"global": {"tau": 1.0, "weight": 5.0}, "federated": {"tau": 0.1, "weight": 1.0}}
 # These indices have no part in that case study, and the table prints nothing.
 IMPOSSIBLE = {
@@ -207,12 +213,17 @@ def experiment(row: Row, scale: Scale[Indexing], seed: int) -> Experiment | None
         return None
     if row["strategy"] == "best" or (row["variant"], row["case_studies"]) in IMPOSSIBLE:
         return None  # follows from other rows, or prints nothing
+    partition = _partition(row, scale.own)
+    rounds = 1 if row["case_studies"] == "index" else scale.rounds
+    if row["validation"]:  # as long as a trial, and on its images
+        partition["test"] = "unused_match"
+        rounds = max(1, round(GRID.part * rounds))
     return Experiment(
         dataset=scale.data[dataset],
-        partition=_partition(row, scale.own),
+        partition=partition,
         model=scale.own.models[network],
         method=_indexed(row, scale) if _uses_index(row) else _base(row, scale),
-        rounds=1 if row["case_studies"] == "index" else scale.rounds,
+        rounds=rounds,
         seed=seed,
         scale=scale.name,
         evaluate_every=scale.evaluate_every,
