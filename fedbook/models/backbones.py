@@ -39,11 +39,13 @@ def backbone(
     seed: int = 0,
     **options: Any,
 ) -> Any:
-    """A frozen timm VisionTransformer for images of `size` pixels (None: its own).
+    """A frozen timm VisionTransformer for images of `size` pixels (None: its own); where all is said
+    by a name, "vit_tiny_patch16_224@128".
 
     `pretrained=False` gives the same network at its seeded random initialisation. `checkpoint` is a
     local file (.safetensors, .pth, .bin or timm's .npz); `options` go to timm.
     """
+    name, size = _at(name, size)
     own = name == "hybrid" or name.endswith(".safetensors")
     if own and (size not in (None, hybrid.PX) or checkpoint is not None or options):
         raise FedbookError(
@@ -66,6 +68,19 @@ def backbone(
     model.norm_std = tuple(config["std"])
     model.input_size = (3, *model.patch_embed.img_size)
     return model.to(device=device, dtype=dtype).eval().requires_grad_(False)
+
+
+def _at(name: str, size: int | None) -> tuple[str, int | None]:
+    """The name and the size that "name@size" says."""
+    name, at, pixels = name.partition("@")
+    if not at:
+        return name, size
+    if not pixels.isdigit() or size is not None:
+        raise FedbookError(
+            f"after @ stands the image size in pixels, once; got {name}@{pixels} and size={size}",
+            f"for example {name}@128",
+        )
+    return name, int(pixels)
 
 
 class Prepare(nn.Module):
