@@ -353,6 +353,27 @@ def test_the_local_loss_by_hand(toy):
     )
 
 
+def test_cosines_cannot_be_lowered_by_shorter_features(toy):
+    """By hand, and ten times as long features: the mean of cosines stays, the mean of products
+    grows tenfold.
+    """
+    found, values = index(), {}
+    for reduction in ("mean", "cosine"):
+        local, batch = turn(toy, IndependentFeatures(found, weight=1.0, reduction=reduction))
+        p = projected(local.model)
+        kl = IndependentFeatures(found, weight=1.0, orthogonal=False)
+        for length in (1, 10):
+            with torch.no_grad():
+                p.P.weight *= length
+            orth = local.terms[0](local, batch, {}, {}) - kl(local, batch, {}, {})
+            values[reduction, length] = orth.item()
+    z_p = p.P(batch.z)
+    by_hand = sum(abs(F.cosine_similarity(z, b, dim=0)) for z in z_p for b in found.feature)
+    assert values["cosine", 1] == pytest.approx(by_hand.item() / (12 * 4), rel=1e-4)
+    assert values["cosine", 10] == pytest.approx(values["cosine", 1], rel=1e-4)
+    assert values["mean", 10] == pytest.approx(10 * values["mean", 1], rel=1e-4)
+
+
 def test_kl_teaches_both_sides_unless_detached(toy):
     for detach in (False, True):
         stage = IndependentFeatures(index(), orthogonal=False, detach=detach)

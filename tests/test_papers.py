@@ -12,6 +12,7 @@ import pytest
 from fedbook import FedbookError, methods, models, papers, plots, tour
 from fedbook.experiment import Experiment, _within
 from fedbook.papers.claims import evaluate
+from fedbook.papers.client2vec.scales import SMALL, SMALL_GRID
 from fedbook.papers.fedgcr import scales as fedgcr
 from fedbook.papers.reproduce import Estimate, overview
 from fedbook.papers.rows import Row, read_csv, read_rows
@@ -21,7 +22,7 @@ from fedbook.results import Store
 
 ROOT = Path(__file__).parents[1]
 IID = {"name": "iid", "clients": 4}
-STUDIES = ["fedgcr/quirks", "fedgcr/grouping", "fedgcr/rounds", "fedgcr/protocols"]
+STUDIES = ["fedgcr/quirks", "fedgcr/grouping", "fedgcr/spot", "fedgcr/rounds", "fedgcr/protocols"]
 STUDIES += ["client2vec/local"]
 STUDIES += ["grp_fed/fig4_own", "grp_fed/printed", "grp_fed/weights", "grp_fed/choices"]
 STUDIES += ["grp_fed/adaptive", "grp_fed/split", "grp_fed/longer"]
@@ -489,7 +490,10 @@ def test_every_stored_trial_is_asked_for(key):
         pytest.skip("nothing is tuned")
     results = Store(ROOT / "results").keys()
     asked = set()
-    for asker, scale in ((paper, "laptop"), (tour.quick(key), tour.QUICK)):
+    askers = [(paper, "laptop"), (tour.quick(key), tour.QUICK)]
+    if key == "client2vec":
+        askers.append((dataclasses.replace(paper, scales=(SMALL,), grid=SMALL_GRID), "laptop"))
+    for asker, scale in askers:
         for method, tried in scores(asker, scale, results).items() if asker.grid else ():
             first = asker.grid.first(method)
             options = first + (asker.grid.second(method, best(tried)) if len(tried) else [])

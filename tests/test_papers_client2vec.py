@@ -8,9 +8,16 @@ import pytest
 from fedbook import methods, papers
 from fedbook.papers import PAPERS, tune
 from fedbook.papers.client2vec import scales as client2vec
+from fedbook.results import Store
 
 TYPES = [t for t in range(4) for _ in range(3)]
 NAMES = ["photo", "art_painting", "cartoon", "sketch"]
+
+
+def client2vec_small():
+    """The paper with the federation of its sweeps alone."""
+    paper = PAPERS["client2vec"]
+    return dataclasses.replace(paper, scales=(client2vec.SMALL,), grid=client2vec.SMALL_GRID)
 
 
 def pretend(spec, scale="laptop", best=lambda row: 0.5):
@@ -40,23 +47,42 @@ def pretend(spec, scale="laptop", best=lambda row: 0.5):
     return found
 
 
-def test_a_sweep_shares_its_usual_point_with_the_main_table():
-    main = {r.experiment.key for r in papers.get("client2vec/table1").runs("laptop")}
-    shared = {
-        n: len({r.experiment.key for r in papers.get(f"client2vec/{n}").runs("laptop")} & main)
-        for n in ("table2", "table3", "table4", "table5", "table6", "table7")
-    }
-    assert shared == {
-        "table2": 3,
-        "table3": 2,
-        "table4": 12,
-        "table5": 9,
-        "table6": 12,
-        "table7": 12,
-    }
-    assert {r.experiment.key for r in papers.get("client2vec/fig5").runs("laptop")} <= main | {
-        r.experiment.key for n in (5, 7) for r in papers.get(f"client2vec/table{n}").runs("laptop")
-    }
+def keys(*names):
+    return {r.experiment.key for n in names for r in papers.get(f"client2vec/{n}").plan("laptop")}
+
+
+def test_a_sweep_shares_its_usual_point_with_the_other_sweeps():
+    """Table 5 varies tau of (i), Table 6 the index of (i+ii+iii), Table 7 the weight of (iii)."""
+    assert len(keys("table6") & keys("table7")) == 12 and len(keys("table5") & keys("table7")) == 3
+    assert keys("fig5") == keys("table5", "table7")
+    assert len(keys("table3") & keys("table1")) == 6
+
+
+def test_sweeps_have_a_federation_of_their_own():
+    """What a claim compares must be of one size: Table 1 with Table 9 and Figure 4."""
+    sizes = {}
+    for name in ("table1", "table9", "fig4", "local", *client2vec.SWEEPS):
+        plan = papers.get(f"client2vec/{name}").plan("laptop")
+        sizes[name] = {r.experiment.partition.get("clients") for r in plan} - {None}
+    large, small = ({k for k, v in sizes.items() if v == {n}} for n in (100, 50))
+    assert large == {"table1", "table9", "fig4", "local"}
+    assert small == {"table2", "table5", "table6", "table7", "fig5"}  # the others are on PACS
+    at_paper = {r.experiment.rounds for r in papers.get("client2vec/table5").plan("paper")}
+    assert at_paper == {100}
+
+
+def test_a_reading_is_tried_where_no_test_image_is():
+    plan = papers.get("client2vec/local").plan("laptop")
+    assert {r.experiment.partition["test"] for r in plan} == {"unused_match"}
+    assert len({r.experiment.key for r in plan}) == len(plan) == 10
+    first = tune.trial(
+        PAPERS["client2vec"],
+        "laptop",
+        "fedavg",
+        client2vec.LAPTOP.methods["fedavg"],
+        client2vec.GRID.on[0],
+    )
+    assert plan[0].experiment.key == first.key, "FedAvg's trial is the run without (iii)"
 
 
 def test_sharing_changes_no_run():
@@ -125,13 +151,17 @@ def test_times_come_from_runs():
     }
 
 
-@pytest.mark.parametrize("name", ["table1", "fig2", "fig4", "fig5", "fig7", "fig8", "fig9"])
+PANELS = {"table1": 6, "table6": 2, "fig2": 4, "fig4": 3}
+PANELS |= {"fig5": 4, "fig7": 4, "fig8": 2, "fig9": 1}
+
+
+@pytest.mark.parametrize("name", PANELS)
 def test_figures_say_what_they_show(name):
     import matplotlib.pyplot as plt
 
     spec = papers.get(f"client2vec/{name}")
     fig, alt = spec.plot(spec, spec.runs("laptop", None, pretend(spec)))
-    panels = {"table1": 6, "fig2": 4, "fig4": 5, "fig5": 4, "fig7": 4, "fig8": 2, "fig9": 1}[name]
+    panels = PANELS[name]
     pictures = [image for ax in fig.axes for image in ax.images]
     assert len([ax for ax in fig.axes if ax.get_title()]) == (panels if name != "fig9" else 0)
     if name in ("fig2", "fig7", "fig8"):
@@ -154,11 +184,22 @@ def test_domains_that_are_not_there_are_not_measured():
 
 
 def test_every_base_algorithm_is_tuned_with_the_same_budget():
-    grid = client2vec.GRID
-    assert set(grid.knobs) == {"client2vec"} | {
-        r.method for r in papers.get("client2vec/table1").rows
-    }
-    assert {len(grid.first(m)) + len(grid.second(m, {"lr": 0.1})) for m in grid.knobs} == {4}
+    small, grid = client2vec.SMALL_GRID, client2vec.GRID
+    known = {r.method for r in papers.get("client2vec/table1").rows}
+    assert set(small.knobs) == {"client2vec"} | known and set(grid.knobs) <= known
+    for budget, g in ((4, small), (2, grid)):
+        assert {len(g.first(m)) + len(g.second(m, {"lr": 0.1})) for m in g.knobs} == {budget}
     for setting in grid.on:
         e = tune.trial(PAPERS["client2vec"], "laptop", "fedavg", {"lr": 0.1}, setting)
         assert e.partition["test"].startswith("unused")
+        assert (e.rounds, e.evaluate_every) == (40, 5), "the best of eight tests"
+
+
+def test_what_the_smaller_federation_chose_is_what_it_uses():
+    tried = tune.scores(client2vec_small(), "laptop", Store().keys())
+    assert tune.complete(client2vec.SMALL_GRID, tried)
+    chosen = {method: tune.best(options) for method, options in tried.items()}
+    assert chosen == client2vec.SMALL.methods
+    for method, options in client2vec.LAPTOP.methods.items():
+        small = client2vec.SMALL.methods[method]
+        assert {**small, "lr": 0} == {**options, "lr": 0}, "its knobs serve at the published size"
