@@ -12,6 +12,8 @@ import hashlib
 import json
 import os
 import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +65,18 @@ def _shipped() -> Path:
 SHIPPED = _shipped()
 
 
+@dataclass
+class Merged:
+    """What came of lines from elsewhere: how many were new and known, keys that are here with
+    another outcome, and why lines were refused.
+    """
+
+    new: int = 0
+    known: int = 0
+    different: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+
 class Store:
     """The folder of result files: `<paper>_<scale>.jsonl`.
 
@@ -90,8 +104,11 @@ class Store:
 
     def append(self, result: Result, file: str) -> None:
         """Add one line, whole or not at all."""
-        result = {"format": FORMAT, **result}
-        line = (_json(result) + "\n").encode()
+        self._extend([result], file)
+
+    def _extend(self, results: Sequence[Result], file: str) -> None:
+        """Add lines, all of them whole or none."""
+        lines = "".join(_json({"format": FORMAT, **r}) + "\n" for r in results).encode()
         path = self.folder / f"{file}.jsonl"
         if path.parent != self.folder:
             raise FedbookError(f"{file!r} names another folder", "give the name of a file")
@@ -102,13 +119,13 @@ class Store:
                 f.seek(end)
                 rest = f.read()
                 if rest and _parse(rest) is not None:
-                    line = b"\n" + line
+                    lines = b"\n" + lines
                     end += len(rest)
                 elif rest:
-                    warnings.warn(f"{path}: removed an unfinished last line", stacklevel=2)
+                    warnings.warn(f"{path}: removed an unfinished last line", stacklevel=3)
                     f.truncate(end)
                 try:
-                    if f.write(line) != len(line):
+                    if f.write(lines) != len(lines):
                         raise OSError(28, "No space left on device")
                     os.fsync(f.fileno())
                 except OSError:
@@ -117,6 +134,32 @@ class Store:
         except OSError as error:
             hint = "free some space or choose another folder with --results DIR"
             raise refused(path, error, hint) from None
+
+    def merge(self, path: Path) -> Merged:
+        """Add the lines of another machine's file whose keys are not here, under the file's name.
+
+        A key that is here stays as it is. Of several lines of a key the newest counts.
+        """
+        found: dict[str, Result] = {}
+        out = Merged()
+        for where, result in _lines(path):
+            try:
+                if result is None:
+                    raise FedbookError(f"{where} is no whole result")
+                found[result["key"]] = _today(result, where)
+            except FedbookError as error:
+                out.refused.append(error.message)
+        here = self.keys()
+        new = [r for key, r in found.items() if key not in here]
+        both = [key for key in found if key in here]
+        for key in both:
+            if _outcome(found[key]["metrics"]) != _outcome(here[key]["metrics"]):
+                out.different.append(key)
+        out.new = len(new)
+        out.known = len(both) - len(out.different)
+        if new:
+            self._extend(new, path.stem)
+        return out
 
     def load(self, **where: Any) -> list[Result]:
         """All whole lines whose fields equal those asked for, the newest line of a key winning."""
@@ -144,18 +187,23 @@ class Store:
         stamp = (stat.st_mtime_ns, stat.st_size)
         if path in self._cache and self._cache[path][0] == stamp:
             return self._cache[path][1]
-        with locked(path, shared=True):
-            lines = path.read_bytes().split(b"\n")
         results = []
-        for number, line in enumerate(lines, 1):
-            if line.strip() and (result := _parse(line)) is not None:
-                results.append(_today(result, f"{path}, line {number}"))
-            elif line.strip():
-                warnings.warn(
-                    f"{path}, line {number} is broken or unfinished and is ignored", stacklevel=3
-                )
+        for where, result in _lines(path):
+            if result is None:
+                warnings.warn(f"{where} is broken or unfinished and is ignored", stacklevel=3)
+            else:
+                results.append(_today(result, where))
         self._cache[path] = (stamp, results)
         return results
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Result | None]]:
+    """Every line that is not empty: where it stands, and its result if it is one."""
+    with locked(path, shared=True):
+        lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield f"{path}, line {number}", _parse(line)
 
 
 def _parse(line: bytes) -> Result | None:
@@ -186,8 +234,15 @@ def _today(result: Result, where: str) -> Result:
     if number == 1:
         log = {name.rpartition(".")[2]: value for name, value in metrics.get("extra", {}).items()}
         rest = {name: value for name, value in metrics.items() if name != "extra"}
-        result = {**result, "metrics": {**rest, "log": log}}
+        result = {**result, "format": FORMAT, "metrics": {**rest, "log": log}}
     return result
+
+
+def _outcome(value: Any) -> Any:
+    """What a run measured, without the time it took."""
+    if not isinstance(value, dict):
+        return value
+    return {k: _outcome(v) for k, v in value.items() if not k.endswith("seconds")}
 
 
 def _whole_length(f: Any) -> int:

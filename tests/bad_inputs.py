@@ -110,6 +110,13 @@ COMMANDS = {
     "unknown action on data": "data burn",
     "nothing stored to draw": "figures fedgcr/table1",
     "a result of the future": "list --results {packs}/future",
+    "nothing to merge": "merge {packs}/nowhere",
+    "a folder without results to merge": "merge {packs}/checkpoint",
+    "a file that holds no results to merge": "merge {packs}/tiny.npz",
+    "results cannot be merged into a file": "merge {packs}/future --results {packs}/file",
+    "hours without a rehearsal": "hours",
+    "hours of an unknown table": "hours fedgcr/table99 --results {packs}/rehearsed",
+    "a broken table of rehearsals": "hours --results {packs}/torn",
 }
 
 

@@ -13,6 +13,7 @@ from bad_inputs import RUN
 
 from fedbook import papers
 from fedbook.cli import main
+from fedbook.papers import rehearse
 from fedbook.results import Store, config_key
 
 
@@ -47,6 +48,10 @@ def packs(tmp_path_factory):
     (folder / "future" / "a.jsonl").write_text(
         json.dumps({"format": 99, "key": config_key({}), "config": {}, "metrics": {}}) + "\n"
     )
+    for name, line in (("rehearsed", "a,fedgcr/table1,1,b,here,ok,,,,,"), ("torn", "a,b")):
+        (folder / name).mkdir()
+        text = ",".join(rehearse.FIELDS) + "\n" + line + "\n"
+        (folder / name / "rehearsal_paper.csv").write_text(text)
     return folder
 
 
@@ -363,3 +368,27 @@ def test_help_has_examples(call):
     for line in ("--help", "reproduce --help", "run --help"):
         code, out, _ = call(line)
         assert code == 0 and "example" in out and "fedbook " in out
+
+
+# -- results of another machine --------------------------------------------------------------------
+def test_merge_says_what_it_did(call, packs, tmp_path):
+    for seed in (0, 1):
+        call(f"{RUN} --seed {seed} --results {tmp_path}/gpu")
+    Store(tmp_path / "results").append(Store(tmp_path / "gpu").load(seed=0)[0], "run_laptop")
+    code, out, err = call(f"merge {tmp_path}/gpu {{packs}}/future/a.jsonl")
+    assert code == 0 and "run_laptop.jsonl: 1 new, 1 known, 0 different, 0 refused" in out
+    assert "a.jsonl: 0 new, 0 known, 0 different, 1 refused" in out and "format 99" in err
+    assert len(Store(tmp_path / "results").load()) == 2
+    assert [p.name for p in (tmp_path / "results").iterdir()] == ["run_laptop.jsonl"]
+    again = json.loads(call(f"merge {tmp_path}/gpu/run_laptop.jsonl --json")[1])
+    assert [(m["new"], m["known"], m["refused"]) for m in again] == [(0, 2, [])]
+
+
+def test_merge_warns_of_another_outcome(call, tmp_path):
+    config = {"seed": 0}
+    for folder, value in (("gpu", 1), ("results", 2)):
+        line = {"key": config_key(config), "config": config, "metrics": {"avg_client": value}}
+        Store(tmp_path / folder).append(line, "run_laptop")
+    code, out, err = call(f"merge {tmp_path}/gpu")
+    assert code == 0 and "1 different" in out and config_key(config) in err
+    assert Store(tmp_path / "results").load()[0]["metrics"]["avg_client"] == 2

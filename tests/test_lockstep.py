@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from fedbook.models.convnets import Classifier
 from fedbook.models.stacked import ClientModel, Layout, Stack
 from fedbook.papers.fedgcr.scales import FEDGCR_QUIRKS
 from fedbook.rounds import CrossEntropy, Objective, Report
+from fedbook.rounds.lockstep import Lockstep
 from fedbook.rounds.record import Traffic
 
 ALONE = {  # these train client by client, and why
@@ -194,6 +196,19 @@ def test_chunks_hold_everybody_once_and_share_the_work(ragged, threads):
             sizes = [len(c) for c in chunks]
             assert max(sizes) <= 4 and max(sizes) - min(sizes) <= 1
             assert all(c == sorted(c) for c in chunks)  # largest clients first
+
+
+@pytest.mark.parametrize(
+    ("shape", "batch", "most"),
+    [((3, 224, 224), 64, 1), ((3, 224, 224), 40, 1), ((3, 64, 64), 64, 10), ((1, 90), 64, 10)],
+)
+def test_a_gpu_takes_one_client_of_large_images_at_a_time(shape, batch, most):
+    """A batch of 64 photographs through a ViT fills gigabytes; ten clients' would not fit."""
+    engine = object.__new__(Lockstep)
+    device = SimpleNamespace(torch=torch.device("cuda"), together=None)
+    engine.run = SimpleNamespace(device=device, federation=SimpleNamespace(input_shape=shape))
+    chunks = [list(range(20)[c]) for c in engine.chunks(20, batch)]
+    assert sorted(sum(chunks, [])) == list(range(20)) and {len(c) for c in chunks} == {most}
 
 
 @pytest.mark.parametrize("together", [2, 6])

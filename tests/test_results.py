@@ -127,6 +127,72 @@ def test_full_disk_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     assert path.read_bytes() == before
 
 
+# -- results of another machine --------------------------------------------------------------------
+def put(path, *lines):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines))
+    return path
+
+
+def test_merge_adds_what_is_not_here_under_the_same_name(tmp_path):
+    store = Store(tmp_path / "here")
+    store.append(line(0), "a_paper")
+    path = put(tmp_path / "there" / "b_paper.jsonl", line(0), line(1, 2.0), line(2), line(2, 3.0))
+    merged = store.merge(path)
+    assert (merged.new, merged.known, merged.different, merged.refused) == (2, 1, [], [])
+    assert [r["seed"] for r in store.load()] == [0, 1, 2]
+    assert len((tmp_path / "here" / "b_paper.jsonl").read_text().splitlines()) == 2
+    assert store.keys()[line(2)["key"]]["metrics"]["avg"] == 3.0, "the newest line of a key"
+    again = store.merge(path)
+    assert (again.new, again.known) == (0, 3)
+    assert store.merge(tmp_path / "here" / "b_paper.jsonl").known == 2, "even from its own folder"
+
+
+def test_merge_keeps_what_is_here_and_tells_another_outcome_but_not_another_time(tmp_path):
+    store = Store(tmp_path / "here")
+    for seed in (0, 1):
+        timed = {"avg": 0.5, "seconds": [1, 2], "log": {"index_seconds": 3, "q": 1}}
+        store.append(line(seed) | {"metrics": timed, "seconds": 9}, "a")
+    before = (tmp_path / "here" / "a.jsonl").read_bytes()
+    slower = {"avg": 0.5, "seconds": [7, 8], "log": {"index_seconds": 4, "q": 1}}
+    better = {**slower, "avg": 0.6}
+    path = tmp_path / "there" / "a.jsonl"
+    put(path, line(0) | {"metrics": slower}, line(1) | {"metrics": better})
+    merged = store.merge(path)
+    assert merged.known == 1 and merged.different == [line(1)["key"]] and merged.new == 0
+    assert (tmp_path / "here" / "a.jsonl").read_bytes() == before
+
+
+def test_merge_refuses_what_it_cannot_read_and_reads_older_lines(tmp_path):
+    store = Store(tmp_path / "here")
+    old = line(1) | {"format": 1, "metrics": {"avg": 0.5, "extra": {"weigh.0.q": 1.5}}}
+    lacking = [{k: v for k, v in line(2).items() if k != part} for part in ("key", "config")]
+    future = line(3) | {"format": 99}
+    torn = json.dumps(line(4))[:50]
+    path = put(tmp_path / "there" / "a.jsonl", old, *lacking, future, "", torn)
+    merged = store.merge(path)
+    assert merged.new == 1 and len(merged.refused) == 4
+    places = [int(why.split("line ")[1].split()[0]) for why in merged.refused]
+    assert places == [2, 3, 4, 6] and "format 99" in merged.refused[2]
+    [kept] = Store(tmp_path / "here").load()
+    assert kept["metrics"] == {"avg": 0.5, "log": {"q": 1.5}} and kept["format"] == FORMAT
+
+
+def test_merge_on_a_full_disk_adds_no_line_at_all(tmp_path, monkeypatch):
+    store = Store(tmp_path / "here")
+    store.append(line(0), "a")
+    before = (tmp_path / "here" / "a.jsonl").read_bytes()
+    path = put(tmp_path / "there" / "a.jsonl", *(line(seed) for seed in range(1, 9)))
+
+    def full(fd):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(FedbookError, match="no space left.*nothing half-written"):
+        store.merge(path)
+    assert (tmp_path / "here" / "a.jsonl").read_bytes() == before
+
+
 def test_unwritable_folder_is_found_before_any_run(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(FedbookError, match="--results DIR"):

@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from fedbook.cli import look, names, runs, tables, tools
+from fedbook.cli import away, look, names, runs, tables, tools
 from fedbook.cli.shell import RAW, Commands, Parser, say
 from fedbook.errors import FedbookError
 
@@ -23,7 +23,7 @@ EXAMPLES = """examples:
   fedbook run fedavgm digits5_offline --rounds 20 --set lr=0.05 --seeds 3
   fedbook show fedavgm              the stored runs of a method
 """
-FAMILIES = (tables, runs, look, names, tools)
+FAMILIES = (tables, runs, look, away, names, tools)
 
 
 def parser(command: str = "") -> argparse.ArgumentParser:

@@ -11,6 +11,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from fedbook.errors import FedbookError
+
 if TYPE_CHECKING:
     from fedbook.results import Store
 
@@ -76,6 +78,16 @@ def store_of(args: argparse.Namespace) -> Store:
     from fedbook.results import Store
 
     return Store(args.results)
+
+
+def checkout() -> Path:
+    """The project's folder, for commands that write its pages."""
+    from fedbook.results import default_folder
+
+    root = default_folder().parent
+    if not (root / "pyproject.toml").is_file():
+        raise FedbookError("this is no checkout of fedbook", "run it in the project's folder")
+    return root
 
 
 def folder_of(path: str | None) -> Path | None:

@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from fedbook.cli.shell import Commands, as_json, store_of
+from fedbook.cli.shell import Commands, as_json, checkout, store_of
 from fedbook.course import command as course_command
 from fedbook.errors import FedbookError
 
@@ -54,11 +54,8 @@ def check(args: argparse.Namespace) -> int:
 def badges(args: argparse.Namespace) -> int:
     """Write the project's address into README, notebooks and pyproject.toml."""
     from fedbook import badges as work
-    from fedbook.results import default_folder
 
-    root = default_folder().parent
-    if not (root / "pyproject.toml").is_file():
-        raise FedbookError("this is no checkout of fedbook", "run it in the project's folder")
+    root = checkout()
     changed = [str(path.relative_to(root)) for path in work.write(args.repo, root)]
     as_json(changed) if args.json else print("\n".join(changed) or "nothing to change")
     return 0

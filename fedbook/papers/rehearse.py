@@ -13,13 +13,14 @@ import csv
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbook.errors import FedbookError
 from fedbook.experiment import Experiment
+from fedbook.files import UNREADABLE, write_atomically
 from fedbook.papers.rows import read_csv
 from fedbook.papers.spec import Run, Spec
 
@@ -255,13 +256,69 @@ def _cost(e: Experiment, runs: list[Experiment], whole: Federation | None) -> di
     counted = cost.cost(
         e, shape, classes=classes, train=train, test=test, **({"dtype": dtype} if dtype else {})
     )
-    steps = e.rounds * e.method.get("epochs", 1)
-    times = sum(r.rounds * r.method.get("epochs", 1) for r in runs) / steps
+    times = sum(map(_epochs, runs)) / _epochs(e)
     pflop = counted["pflop"] * times
     found = {"memory_mb": counted["memory_mb"]["together"], "pflop": pflop}
     for card, peak in CARDS.items():
         found[f"hours_{card}"] = pflop * 1e15 / (USED * peak) / 3600
     return found
+
+
+def _epochs(e: Experiment) -> int:
+    """What makes one run of a distinct run longer than another."""
+    return e.rounds * e.method.get("epochs", 1)
+
+
+# -- hours per table -------------------------------------------------------------------------------
+Hours = dict[str, float]  # by card
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """What a table adds to those before it: its runs that they lack, the hours of these on each
+    card, and how many of them no rehearsal has priced.
+    """
+
+    id: str
+    runs: int
+    hours: Hours
+    unknown: int
+
+
+def run_hours(specs: Iterable[Spec], scale: str, kept: dict[str, Rehearsal]) -> dict[str, Hours]:
+    """The hours of every run by its key: those of its distinct run, shared out by epochs."""
+    found: dict[str, Hours] = {}
+    for _, runs in distinct(specs, scale):
+        whole = kept.get(runs[0].experiment.key)
+        if whole is None or whole.runs != len(runs) or whole.pflop is None:
+            continue  # not rehearsed, not with all these runs, or broken
+        epochs = sum(_epochs(run.experiment) for run in runs)
+        for run in runs:
+            share = _epochs(run.experiment) / epochs
+            own = {card: share * getattr(whole, f"hours_{card}") for card in CARDS}
+            found[run.experiment.key] = own
+    return found
+
+
+def keys(spec: Spec, scale: str) -> set[str]:
+    """The runs behind a table."""
+    return {run.experiment.key for run in spec.plan(scale)}
+
+
+def price(spec: Spec, scale: str, known: dict[str, Hours], paid: Set[str] = frozenset()) -> Price:
+    """What a table costs beyond the runs that are paid."""
+    own = sorted(keys(spec, scale) - paid)
+    priced = [known[key] for key in own if key in known]
+    hours = {card: sum(h[card] for h in priced) for card in CARDS}
+    return Price(id=spec.id, runs=len(own), hours=hours, unknown=len(own) - len(priced))
+
+
+def prices(order: Iterable[Spec], scale: str, known: dict[str, Hours]) -> Iterator[Price]:
+    """The price of each table in this order: a run that several share is paid by the first."""
+    paid: set[str] = set()
+    for spec in order:
+        yield price(spec, scale, known, paid)
+        paid |= keys(spec, scale)
 
 
 # -- what is kept ----------------------------------------------------------------------------------
@@ -274,18 +331,20 @@ def load(path: Path) -> dict[str, Rehearsal]:
     if not path.is_file():
         return {}
     found = {}
-    for line in read_csv(path):
-        values: dict[str, Any] = {**line, "runs": int(line["runs"])}
-        for name in NUMBERS:
-            values[name] = float(line[name]) if line[name] else None
-        found[line["key"]] = Rehearsal(**values)
+    try:
+        for line in read_csv(path):
+            values: dict[str, Any] = {**line, "runs": int(line["runs"])}
+            for name in NUMBERS:
+                values[name] = float(line[name]) if line[name] else None
+            found[line["key"]] = Rehearsal(**values)
+    except UNREADABLE:
+        hint = "move it away and rehearse again"
+        raise FedbookError(f"{path} is no table of rehearsals", hint) from None
     return found
 
 
 def keep(found: Iterable[Rehearsal], path: Path) -> None:
     """Write the table of rehearsals."""
-    from fedbook.files import write_atomically
-
     with write_atomically(path) as part, open(part, "w", newline="", encoding="utf-8") as f:
         out = csv.DictWriter(f, FIELDS, lineterminator="\n")
         out.writeheader()

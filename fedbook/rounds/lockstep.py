@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 ENGINES = ("loop", "lockstep", "auto")
 SAMPLES = 64  # of a step of one chunk on a CPU, all clients together
 TOGETHER = 10  # clients of a chunk on a GPU
+INPUTS = 64 * 3 * 224 * 224  # numbers a step of one chunk takes in on a GPU; more may not fit
 Train = Callable[[list[Report], int, Traffic], Iterator[Params]]
 
 
@@ -215,7 +216,9 @@ class Lockstep:
         threads = self.threads()
         most = device.together
         if most is None:
-            most = SAMPLES // batch if device.torch.type == "cpu" else TOGETHER
+            inputs = batch * math.prod(self.run.federation.input_shape)
+            on_cpu = device.torch.type == "cpu"
+            most = SAMPLES // batch if on_cpu else min(TOGETHER, INPUTS // inputs)
         waves = math.ceil(clients / (max(1, most) * threads))
         found = []
         for wave in range(waves):
