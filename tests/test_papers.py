@@ -23,7 +23,7 @@ from fedbook.results import Store
 ROOT = Path(__file__).parents[1]
 IID = {"name": "iid", "clients": 4}
 STUDIES = ["fedgcr/quirks", "fedgcr/grouping", "fedgcr/spot", "fedgcr/rounds", "fedgcr/protocols"]
-STUDIES += ["client2vec/local"]
+STUDIES += ["client2vec/maximum", "client2vec/local"]
 STUDIES += ["grp_fed/fig4_own", "grp_fed/printed", "grp_fed/weights", "grp_fed/choices"]
 STUDIES += ["grp_fed/adaptive", "grp_fed/split", "grp_fed/longer"]
 STUDIES += ["fgpt/unseen", "fgpt/prompt_rate"]

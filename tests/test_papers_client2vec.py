@@ -126,6 +126,21 @@ def test_largest_improvement_is_of_one_cell():
     )
 
 
+def test_the_last_five_tests_are_scored_beside_the_best():
+    """By hand: tests at 0.1 to 0.8 have 0.8 as their best, and 0.6 as the mean of the last five."""
+    spec = papers.get("client2vec/maximum")
+    found = pretend(spec)
+    for result in found.values():
+        curve = [0.1 * (k + 1) for k in range(8)]
+        result["metrics"] |= {"best": max(curve), "curves": {"avg_client": curve}}
+    ours = {(r["metric"], round(r["ours"], 6)) for r in spec.tabulate("laptop", found)}
+    assert ours == {("accuracy", 80.0), ("last_five", 60.0)}
+    main = {r.experiment.key for r in papers.get("client2vec/table1").plan("laptop")}
+    assert {r.experiment.key for r in spec.plan("laptop")} <= main
+    fig, alt = spec.plot(spec, spec.runs("laptop", None, found))
+    assert "mean of the last five, FedAvg: 60.0, 60.0, 60.0, 60.0" in alt
+
+
 def test_times_come_from_runs():
     spec = papers.get("client2vec/table3")
     found = pretend(spec, best=lambda row: 0.5 if row.method == "fedavg" else 0.6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -224,6 +225,31 @@ def aggregation_alone(spec: Spec, runs: Sequence[Run]) -> Drawn:
     for ax, dataset in zip(axes, _datasets(runs)):
         told += _lines(ax, spec, runs, dataset=dataset, **along)
     what = "Accuracy in percent with improved aggregation alone, marker per algorithm."
+    return _finish(fig, axes, spec=spec, runs=runs, told=told, what=what)
+
+
+def best_and_last(spec: Spec, runs: Sequence[Run]) -> Drawn:
+    """The steps of Table 1 by the best of all tests, and by the mean of the last five."""
+    from fedbook import plots
+
+    fig, axes = plots.panels(2)
+    told = []
+    order = ["none", *STEPS]
+    scores = {"best of all tests, as printed": "accuracy", "mean of the last five": "last_five"}
+    for ax, (title, metric) in zip(axes, scores.items()):
+        found: dict[str, dict[str, list[float]]] = {}
+        for run in finished(runs):
+            values = spec.measured(replace(run.row, metric=metric), [run])
+            at = found.setdefault(run.row.method, {})
+            at.setdefault(run.row["case_studies"], []).extend(v for _, v in values)
+        there = [s for s in order if any(s in points for points in found.values())]
+        names = ["original" if s == "none" else f"+{s}" for s in there]
+        plots.dodged(found, there, names, ax)
+        ax.set(title=title, ylabel="mean accuracy of clients (%)")
+        for method, points in found.items():
+            means = ", ".join(f"{np.mean(points[s]):.1f}" for s in there if s in points)
+            told.append(f"{title}, {plots.look(method)['label']}: {means}")
+    what = "The same runs of CIFAR-10, GLOBAL index, scored in two ways."
     return _finish(fig, axes, spec=spec, runs=runs, told=told, what=what)
 
 
