@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import fill
 from typing import Any
 
 from fedbook.papers.claims import Judged
@@ -68,19 +69,15 @@ def _panel(ax: Any, j: Judged) -> None:
         ax.axvspan(-width, width, color="0.92", zorder=0)
     ax.axvline(0, color="0.3", lw=0.8)
     _limits(ax, j)
-    title = f"{j.claim.id}: {j.verdict} ({_counts(j)})\n{_short(j.claim.text, 62)}"
+    title = f"{j.claim.id}: {j.verdict} ({_counts(j)})\n{fill(j.claim.text, 62)}"
     ax.set_title(title, fontsize=7)
     ax.set_ylim(-1, len(checks))
     ax.set_yticks([])
     if len(checks) <= FEW:
-        ax.set_yticks(range(len(checks)), [_short(c.label) for c in checks], fontsize=5)
+        ax.set_yticks(range(len(checks)), [fill(c.label, 32) for c in checks], fontsize=5)
     side = "difference" if bands else "difference, the paper's way to the right"
     ax.set_xlabel(side, fontsize=7)
     ax.tick_params(axis="x", labelsize=6)
-
-
-def _short(text: str, width: int = 44) -> str:
-    return text if len(text) <= width else text[: width - 3] + "..."
 
 
 def _limits(ax: Any, j: Judged) -> None:
