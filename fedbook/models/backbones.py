@@ -39,8 +39,8 @@ def backbone(
     seed: int = 0,
     **options: Any,
 ) -> Any:
-    """A frozen timm VisionTransformer for images of `size` pixels (None: its own). A name may say it
-    too: "vit_tiny_patch16_224@128".
+    """A frozen timm VisionTransformer for images of `size` pixels (None: its own). A name may say
+    it too: "vit_tiny_patch16_224@128".
 
     `pretrained=False` gives the same network at its seeded random initialisation. `checkpoint` is a
     local file (.safetensors, .pth, .bin or timm's .npz); `options` go to timm.
