@@ -65,7 +65,7 @@ SPOT = tuple(  # the ablation and the two best baselines of Table 6
 )
 ROUNDS = tuple(
     row(method, "avg", dataset, validation=1)
-    for dataset, method in product(("pacs", "digit_five"), ("fedavg", "fedgcr"))
+    for dataset, method in product(("pacs", "digit_five", "domainnet"), ("fedavg", "fedgcr"))
 )
 PAPER = Paper(
     key="fedgcr",
