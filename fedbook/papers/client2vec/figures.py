@@ -271,6 +271,7 @@ def local_training(spec: Spec, runs: Sequence[Run]) -> Drawn:
         ax.barh(range(len(names)), means, xerr=spread, color=colour)
         ax.set_yticks(range(len(names)), names)
         ax.invert_yaxis()
+        ax.set_axisbelow(True)
         ax.set(title=dataset, xlabel="best accuracy (%)")
         told += [f"{dataset}, {n}: {m:.1f}" for n, m in zip(names, means)]
     fig.suptitle(heading(spec, runs), fontsize=8)

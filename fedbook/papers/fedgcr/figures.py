@@ -144,22 +144,27 @@ def quirk_bars(spec: Spec, runs: Sequence[Run]) -> Drawn:
 
 
 def validation_curves(spec: Spec, runs: Sequence[Run]) -> Drawn:
-    """Mean accuracy over clients on validation images, round by round."""
+    """Mean accuracy over clients on validation images, round by round, one panel per dataset."""
     from fedbook import plots
 
-    fig, (ax,) = plots.panels(1)
+    done = finished(runs)
+    datasets = list(dict.fromkeys(run.row["dataset"] for run in done))
+    fig, axes = plots.panels(len(datasets), 3.4, 2.8)
     told = []
-    for method, own in by_method(finished(runs)).items():
-        look = plots.look(method)
-        for run in own:
-            curve = run.metrics["curves"]["avg_client"]
-            rounds = run.experiment.evaluate_every * np.arange(1, len(curve) + 1)
-            ax.plot(rounds, curve, **(look if run is own[0] else {**look, "label": None}))
-        told.append(f"{look['label']} {', '.join(f'{v:.2f}' for v in curve)}")
-    ax.set(xlabel="round", ylabel="accuracy on validation images")
-    plots.legend_outside(fig, [ax])
+    for ax, dataset in zip(axes, datasets):
+        here = [run for run in done if run.row["dataset"] == dataset]
+        title = data_name(here, dataset)
+        for method, own in by_method(here).items():
+            look = plots.look(method)
+            for run in own:
+                curve = run.metrics["curves"]["avg_client"]
+                shown = look if run is own[0] else {**look, "label": None}
+                ax.plot(run.metrics["rounds"], curve, **shown)
+            told.append(f"{title}, {look['label']} {', '.join(f'{v:.2f}' for v in curve)}")
+        ax.set(title=title, xlabel="round", ylabel="validation accuracy")
+    plots.legend_outside(fig, axes)
     fig.suptitle(heading(spec, runs, ", DIF 10"), fontsize=8)
-    return fig, f"Accuracy every {run.experiment.evaluate_every} rounds: {'; '.join(told)}."
+    return fig, f"Accuracy every {run.experiment.evaluate_every} rounds. {'; '.join(told)}."
 
 
 def protocols_side_by_side(spec: Spec, runs: Sequence[Run]) -> Drawn:
