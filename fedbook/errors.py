@@ -21,6 +21,10 @@ class FedbookError(Exception):
         return type(self), (self.message, self.hint)
 
 
+class Diverged(FedbookError):
+    """A run whose loss or parameters are no numbers any more: an outcome, not a mistake."""
+
+
 def _one_line(text: str) -> str:
     """Without line breaks, and not longer than can be read: libraries quote at length."""
     line = " ".join(str(text).split())

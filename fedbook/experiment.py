@@ -172,19 +172,24 @@ class Experiment:
         found = measures.usual(run, self.tail)
         for measure in asked:
             measure.end(run, found)
+        return self.line(found, began) | {
+            "data": _plain(federation.provenance),
+            "device": str(run.device.torch),
+            "engine": run.engine,
+        }
+
+    def line(self, metrics: dict[str, Any], began: float) -> Result:
+        """What is stored of a run: what was asked for, what came, and when."""
         return {
             "key": self.key,
             "scale": self.scale,
             "seed": self.seed,
             "config": self.config,
             "method": self.described,
-            "data": _plain(federation.provenance),
             "versions": versions(),
-            "device": str(run.device.torch),
-            "engine": run.engine,
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "seconds": round(time.perf_counter() - began, 3),
-            "metrics": _plain(found),
+            "metrics": _plain(metrics),
         }
 
 

@@ -293,10 +293,22 @@ def test_an_interrupt_loses_at_most_one_run(call, tiny_table, tmp_path, monkeypa
     assert code == 0 and "6 to compute" in err
 
 
-def test_a_failing_run_does_not_take_the_others_along(call, tiny_table, tmp_path):
+def test_a_run_that_diverges_is_an_outcome(call, tiny_table, tmp_path):
+    """It is stored and named, is not run again, and the others are measured."""
     tiny_table(fedavgm={"lr": 1e30})
     code, out, err = call("reproduce client2vec/table9 --jobs 1")
-    assert code == 1 and "diverged" in err.splitlines()[-1] and "FedAvg " in out
+    assert code == 0 and "training diverged: client" in err and "FedAvg " in out
+    assert "diverged: 2 of 4 numbers (fedavgm)" in out and "not run" not in out
+    stored = Store(tmp_path / "results").load()
+    assert len(stored) == 8 and sum("diverged" in r["metrics"] for r in stored) == 4
+    assert "0 to compute" in call("reproduce client2vec/table9 --jobs 1")[2]
+    assert "fedavgm" not in call("show")[1] and call("show fedavg")[0] == 0
+
+
+def test_a_failing_run_does_not_take_the_others_along(call, tiny_table, tmp_path):
+    tiny_table(fedavgm={"server_momentum": -1.0})
+    code, out, err = call("reproduce client2vec/table9 --jobs 1")
+    assert code == 1 and "momentum" in err.splitlines()[-1] and "FedAvg " in out
     assert len(Store(tmp_path / "results").load()) == 4
 
 

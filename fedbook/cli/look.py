@@ -151,10 +151,15 @@ def one(results: Sequence[Result], word: str) -> Group:
     return groups(same)[0]
 
 
+def measured(args: argparse.Namespace) -> list[Result]:
+    """The stored runs that came to an end; of those that diverged nothing can be shown."""
+    return [r for r in store_of(args).load() if "diverged" not in r["metrics"]]
+
+
 # -- show ------------------------------------------------------------------------------------------
 def show(args: argparse.Namespace) -> int:
     """Stored runs: a list, or one run with settings, curve and clients."""
-    found = find(store_of(args).load(), args.words)
+    found = find(measured(args), args.words)
     if args.json:
         as_json([r for g in found for r in g.results])
         return 0
@@ -249,7 +254,7 @@ def _clients(g: Group, most: int) -> list[str]:
 # -- compare ---------------------------------------------------------------------------------------
 def compare(args: argparse.Namespace) -> int:
     """Two runs: what differs in their settings, and by how much their scores differ."""
-    results = store_of(args).load()
+    results = measured(args)
     a = one(results, args.one)
     b = one(results, args.other)
     found = {"one": a.seeds, "other": b.seeds, "settings": different(a.config, b.config)}

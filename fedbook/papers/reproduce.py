@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -18,7 +19,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from fedbook.check import cores
-from fedbook.errors import FedbookError
+from fedbook.errors import Diverged, FedbookError
 from fedbook.experiment import Experiment
 from fedbook.papers.layout import Grid, lay_out
 from fedbook.papers.spec import Spec, ordering, terms
@@ -42,6 +43,8 @@ class Estimate:
             config = r["config"]
             if not {"dataset", "model", "method", "rounds"} <= config.keys() or "seconds" not in r:
                 continue  # a line of another program
+            if "diverged" in r["metrics"]:
+                continue  # it ended early
             for method in (config["method"]["name"], ""):
                 key = self._key(config["dataset"], config["model"], method)
                 self.rates.setdefault(key, []).append(r["seconds"] / config["rounds"])
@@ -92,7 +95,7 @@ def missing(
     found: dict[str, Todo] = {}
     for spec in specs:
         for run in spec.runs(scale, seeds, results):
-            if run.result is None:
+            if run.result is None and not run.diverged:
                 found.setdefault(run.experiment.key, (spec.id, run.experiment))
     return list(found.values())
 
@@ -115,12 +118,11 @@ def compute(
             if isinstance(outcome, FedbookError):
                 tell(f"{head}  FAILED")
                 errors[str(outcome)] = None
-            else:
-                store.append(
-                    {"spec": id, **outcome}, file or f"{id.split('/')[0]}_{experiment.scale}"
-                )
-                accuracy = outcome["metrics"]["avg_client"]
-                tell(f"{head}  {outcome['seconds']:.1f} s  accuracy {accuracy:.3f}")
+                continue
+            store.append({"spec": id, **outcome}, file or f"{id.split('/')[0]}_{experiment.scale}")
+            found = outcome["metrics"]
+            said = found.get("diverged") or f"accuracy {found['avg_client']:.3f}"
+            tell(f"{head}  {outcome['seconds']:.1f} s  {said}")
     return list(errors)
 
 
@@ -179,8 +181,12 @@ def _end_with_parent() -> None:
 
 
 def _attempt(experiment: Experiment) -> Result | FedbookError:
+    """The line of a run, also of one that diverged, or what must be put right."""
+    began = time.perf_counter()
     try:
         return experiment.run(quiet=True)
+    except Diverged as error:
+        return experiment.line({"diverged": error.message}, began)
     except FedbookError as error:
         return error
 
@@ -288,7 +294,7 @@ def text(rep: dict[str, Any], table: str) -> str:
     rows = rep["rows"]
     lines = [f"{rep['id']} at {rep['scale']} scale", table, ""]
     lines += [f"as run: {how}" for how in rep["terms"][:3]]
-    for verdict in ("not run", "nothing to run"):
+    for verdict in ("not run", "diverged", "nothing to run"):
         left = [r for r in rows if r["verdict"] == verdict]
         have = {r["method"] for r in rows if r["verdict"] != verdict}
         names = [r["setting"] if r["method"] in have else r["method"] for r in left]

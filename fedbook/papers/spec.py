@@ -36,6 +36,7 @@ class Run:
     experiment: Experiment
     label: str
     result: Result | None = None
+    diverged: bool = False  # it was run, and there is nothing to measure
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -124,7 +125,7 @@ class Spec:
         planned = self.plan(scale, seeds)
         if not results:
             return planned
-        return [replace(run, result=run.experiment.find(results)) for run in planned]
+        return [_with_result(run, run.experiment.find(results)) for run in planned]
 
     def measured(self, row: Row, runs: Iterable[Run]) -> list[tuple[int, float]]:
         """(seed, value in the printed unit) of a row, from the runs that have finished."""
@@ -149,12 +150,14 @@ class Spec:
         """Paper against ours, one dict per printed row; a verdict only at paper scale."""
         runs = self.runs(scale, seeds, results)
         labels = {run.row.setting: run.label for run in runs}
+        diverged = {(run.row.setting, run.row.method) for run in runs if run.diverged}
         out = []
         for row in self.rows:
             values = [v for _, v in self.measured(row, runs)]
             ours = sum(values) / len(values) if values else None
             spread = metrics.seed_spread(values) if len(values) > 1 else None
             delta = ours - row.value if ours is not None and row.value is not None else None
+            gone = (row.setting, row.method) in diverged
             out.append(
                 {
                     "setting": row.setting,
@@ -170,12 +173,16 @@ class Spec:
                     "seeds": len(values),
                     "delta": delta,
                     "scale": scale,
-                    "verdict": self._verdict(row, scale, ours, spread),
+                    "verdict": self._verdict(row, scale, ours, spread, gone),
                 }
             )
         return out
 
-    def _verdict(self, row: Row, scale: str, ours: float | None, spread: float | None) -> str:
+    def _verdict(
+        self, row: Row, scale: str, ours: float | None, spread: float | None, gone: bool
+    ) -> str:
+        if ours is None and gone:
+            return "diverged"
         if ours is None:
             return "not run" if self.available(row, scale) else "nothing to run"
         if row.value is None:
@@ -194,6 +201,12 @@ class Spec:
         body = [(*who, *(cells.get(m, "") for m in names)) for who, cells in lines.items()]
         caption = f"{self.id}: {self.title} ({len(self.rows)} printed numbers)"
         return table(caption, ("setting", "method", *names), body)
+
+
+def _with_result(run: Run, result: Result | None) -> Run:
+    if result is not None and "diverged" in result["metrics"]:
+        return replace(run, diverged=True)
+    return replace(run, result=result)
 
 
 def as_run(row: Row, e: Experiment, paths: Mapping[str, str]) -> str:

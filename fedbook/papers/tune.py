@@ -104,7 +104,7 @@ def trial(paper: Paper, scale: str, method: str, options: Options, setting: Opti
 def score(
     paper: Paper, scale: str, method: str, options: Options, results: dict[str, Result]
 ) -> float | None:
-    """The validation score of a trial, None until it has run on all settings."""
+    """The validation score of a trial, 0 if it diverged; None until it has run on all settings."""
     values = []
     grid = grid_of(paper)
     for setting in grid.on:
@@ -113,6 +113,8 @@ def score(
         )
         for name in grid.metrics:
             value = None if result is None else lookup(result["metrics"], name)
+            if result is not None and "diverged" in result["metrics"]:
+                value = 0.0
             if value is None:
                 return None
             values.append(value)

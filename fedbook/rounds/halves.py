@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedbook.errors import FedbookError
+from fedbook.errors import Diverged, FedbookError
 from fedbook.federation import Client, Federation
 from fedbook.rounds.device import Device
 from fedbook.rounds.evaluation import Scores, evaluate, precompute
@@ -409,7 +409,7 @@ class Clients(Half):
         norms = torch._foreach_norm(list(self._trained))
         loss, acc, norm = torch.stack([*outcome, torch.stack(norms).sum()]).tolist()
         if not (math.isfinite(norm) and abs(loss) < EXPLODED):
-            raise FedbookError(
+            raise Diverged(
                 f"training diverged: client {id}, round {t}, loss {loss:.3g}, parameter norm "
                 f"{norm:.3g}",
                 f"lower lr (now {self.method.solve.lr}), set clip, or look for NaN in its samples; "
