@@ -120,6 +120,14 @@ def test_a_knob_may_turn_two_options_together():
     assert grid.first("grp_fed")[0] == {"lr": grid.lr[0], "q": 0.5, "start": "received"}
 
 
+def test_a_trial_that_diverged_is_never_chosen():
+    found = pretend(lambda method, options: options["lr"])
+    worst = tune.trial(FEDGCR, "laptop", "fedavg", {"lr": 3e-2}, FEDGCR.grid.on[0])
+    found[worst.key] = {"metrics": {"diverged": "training diverged: client 0, round 1"}}
+    tried = tune.scores(FEDGCR, "laptop", found)
+    assert tune.complete(FEDGCR.grid, tried) and tune.best(tried["fedavg"]) == {"lr": 2e-2}
+
+
 def test_no_sample_left_is_said():
     with pytest.raises(FedbookError):
         federate(data.load("digits5_offline"), "by_domain", "unused", sizes="equal")

@@ -60,7 +60,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedbook.errors import FedbookError
+from fedbook.errors import Diverged, FedbookError
 from fedbook.federation import Federation
 from fedbook.methods.fedavg import fedavg
 from fedbook.methods.q_ffl import FLOOR
@@ -209,7 +209,7 @@ class AdversarialLocal(Personal):
         for p in fixed:
             p.requires_grad_(True)
         if not bool(torch.isfinite(loss.detach() + loss_D.detach())):
-            raise FedbookError(
+            raise Diverged(
                 f"the personal extractor of client {local.client.id} diverged in round "
                 f"{local.round}",
                 "lower lr, set clip, or use gan_loss='bce'",
