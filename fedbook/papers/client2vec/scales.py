@@ -1,9 +1,9 @@
 """Client2Vec's runs: an index of each client, used in three places of a round.
 
 Laptop scale has the published federation of CIFAR-10: 100 clients by Dirichlet(0.1), ten of which
-train five epochs in each of 100 rounds, on images of 32 x 32 pixels. The network is the smallest
-that reached the printed 42 % with FedAvg on validation images, a CNN of 70 thousand parameters.
-PACS stands for DomainNet, ten clients a domain. The sweeps have a smaller federation (`SMALL`).
+train five epochs in each of 100 rounds, on images of 32 x 32 pixels. The network, a CNN of 70
+thousand parameters, reaches the printed 42 % with FedAvg on validation images. PACS stands for
+DomainNet, ten clients a domain. The sweeps have a smaller federation (`SMALL`).
 """
 
 from __future__ import annotations
