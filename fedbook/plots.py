@@ -61,7 +61,7 @@ METHODS: dict[str, tuple[str, str, str, Any]] = {
     "fgpt_random_key": ("FGPT, random keys", SKY, "1", DOT),
     "fgpt_fedmix": ("FGPT + FedMix", BLUE, "H", DASHDOT),
     "fgpt_resnet": ("FGPT-ResNet", GREEN, "2", DASHDOT),
-    "fedgr_only": ("FedGR only", BLUE, "3", DASH),
+    "fedgr_only": ("FedGR only", PINK, "3", DASH),
     "fedgc_only": ("FedGC only", GREEN, "4", DOT),
     "pt_fedavg_share": ("PT-FedAvg-share", GREY, "1", DOT),
 }

@@ -454,7 +454,7 @@ def test_an_unknown_measure_is_named():
 
 
 # -- stored results --------------------------------------------------------------------------------
-STORED = {"fedgcr": 40, "client2vec": 477, "grp_fed": 53, "fgpt": 16}
+STORED = {"fedgcr": 60, "client2vec": 140, "grp_fed": 53, "fgpt": 16}
 
 
 @pytest.mark.parametrize("key", papers.PAPERS)
@@ -508,6 +508,9 @@ def test_every_stored_trial_is_asked_for(key):
 def test_what_is_stored_has_one_shape():
     for result in Store(ROOT / "results").load():
         m = result["metrics"]
+        if "diverged" in m:
+            assert set(m) == {"diverged"}
+            continue
         assert "extra" not in m and isinstance(m["log"], dict)
         assert not any("." in name for name in m["log"])
 

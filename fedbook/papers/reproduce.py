@@ -43,7 +43,7 @@ class Estimate:
             config = r["config"]
             if not {"dataset", "model", "method", "rounds"} <= config.keys() or "seconds" not in r:
                 continue  # a line of another program
-            if "diverged" in r["metrics"]:
+            if "diverged" in r.get("metrics", {}):
                 continue  # it ended early
             for method in (config["method"]["name"], ""):
                 key = self._key(config["dataset"], config["model"], method)
