@@ -165,6 +165,8 @@ def _method(e: Experiment) -> dict[str, Any]:
     """
     method = {**e.method, "epochs": 1}
     method.pop("participation", None)
+    if "clusters" in method:
+        method["clusters"] = 2  # two clients are no more groups
     if method["name"] == "client2vec":
         method |= {"index_epochs": 1, "index_encoder": "offline/hybrid+ngram", "index_limit": TRAIN}
     return method
