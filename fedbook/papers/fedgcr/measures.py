@@ -50,14 +50,15 @@ def type_tests(run: Simulation, per_type: int = 60, neighbours: int = 10) -> dic
     x = run.device.images(run.federation.inputs(index))
     rows = {k: v[index] for k, v in run.precomputed.items()}
     label = torch.tensor(types)
+    others = len(types) - 1
     out: dict[str, Any] = {"type": types} | _clustering(run)
     with torch.no_grad():
         vectors = {"h": model.h(x, **rows), "frozen": frozen_feature(model)(x, **rows)}  # type: ignore[operator]
     for name, v in vectors.items():
         unit = F.normalize(v.float().cpu(), dim=1)
-        near = (unit @ unit.T).fill_diagonal_(-2).topk(neighbours).indices
+        near = (unit @ unit.T).fill_diagonal_(-2).topk(min(neighbours, others)).indices
         out[f"knn_purity_{name}"] = float((label[near] == label[:, None]).float().mean())
-        plane = TSNE(init="pca", perplexity=30, metric="cosine", random_state=0)
+        plane = TSNE(init="pca", perplexity=min(30, others), metric="cosine", random_state=0)
         out[f"map_{name}"] = plane.fit_transform(unit).round(2)
     return out
 
