@@ -71,7 +71,7 @@ class CCTFeatures(nn.Module):
         self.tokenizer = nn.Sequential(conv, nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Flatten(2))
         self.position = nn.Parameter(torch.zeros(-(-height // 2) * -(-wide // 2), width))
         nn.init.trunc_normal_(self.position, std=0.2)
-        drops = torch.linspace(0, depth_drop, layers).tolist()
+        drops = torch.linspace(0, depth_drop, layers, device="cpu").tolist()
         self.layers = nn.Sequential(*(CCTLayer(width, heads, ffn, dropout, d) for d in drops))
         for m in self.layers.modules():
             if isinstance(m, nn.Linear):
