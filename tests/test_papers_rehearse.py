@@ -24,6 +24,19 @@ def test_runs_that_differ_in_a_number_only_are_one_rehearsal():
     assert len(keys) == len(set(keys)) and set(keys) == planned
 
 
+def test_what_was_rehearsed_for_fewer_runs_is_priced_anew(tmp_path, monkeypatch):
+    """Table 13's FedAvg is Table 6's too: the same small round, more runs to pay."""
+    monkeypatch.setenv("FEDBOOK_DATA", str(tmp_path))
+    plan = rehearse.distinct([papers.get("fedgcr/table13")], "laptop")[0]
+    few = rehearse._one(plan[1][:1], plan[0])
+    kept = {few.key: few}
+    spec = papers.get("fedgcr/table13")
+    again = next(rehearse.rehearse([spec], "laptop", kept))
+    assert again.key == few.key and (few.runs, again.runs) == (1, 3)
+    assert again.seconds_per_image == few.seconds_per_image, "nothing was trained again"
+    assert again.hours_t4 == pytest.approx(3 * few.hours_t4)
+
+
 def test_missing_data_is_drawn(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDBOOK_DATA", str(tmp_path))
     found = list(rehearse.rehearse([papers.get("fedgcr/table13")], "laptop"))

@@ -104,12 +104,19 @@ def rehearse(
     for done, (tables, runs) in enumerate(todo, 1):
         old = (kept or {}).get(runs[0].experiment.key)
         if old is not None and old.outcome == "ok":
-            yield old
+            yield old if old.runs == len(runs) else _priced(old, runs, tables)
             continue
         found = _one(runs, tables)
         took = "" if found.seconds_per_image is None else f"  {found.seconds_per_image:.2f} s/image"
         tell(f"{done}/{len(todo)}  {found.what}  {found.outcome}{took}")
         yield found
+
+
+def _priced(old: Rehearsal, runs: list[Run], tables: list[str]) -> Rehearsal:
+    """A rehearsal that was made for fewer or more runs, with the price of these."""
+    e = runs[0].experiment
+    price = _cost(e, [run.experiment for run in runs], _whole(e))
+    return dataclasses.replace(old, tables=" ".join(tables), runs=len(runs), **price)
 
 
 def _one(runs: list[Run], tables: list[str]) -> Rehearsal:
