@@ -237,6 +237,8 @@ def experiment(row: Row, scale: Scale[Indexing], seed: int) -> Experiment | None
         return None
     if row["strategy"] == "best" or (row["variant"], row["case_studies"]) in IMPOSSIBLE:
         return None  # follows from other rows, or prints nothing
+    if row["validation"] and not scale.own.limit:
+        return None  # the clients hold all images
     partition = _partition(row, scale.own)
     rounds = 1 if row["case_studies"] == "index" else scale.rounds
     if row["validation"]:  # as long as a trial, and on its images
