@@ -132,5 +132,5 @@ def test_an_editable_install_finds_its_results_from_anywhere(tmp_path, monkeypat
     monkeypatch.delenv("FEDBOOK_RESULTS", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setattr(results, "SHIPPED", results._shipped())
-    assert len(results.Store().load()) >= 700
+    assert len(results.Store().load()) >= 450
     assert results.Store().folder == tmp_path / "fedbook" / "results"

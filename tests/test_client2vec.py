@@ -595,7 +595,7 @@ def test_every_printed_row_is_a_run_that_can_be_built():
     left_out = set()
     for spec in papers.PAPERS["client2vec"].specs.values():
         for row in spec.rows:
-            for scale in (smoke, printed):
+            for scale in (smoke, printed) if not row["validation"] else (paper.LAPTOP,):
                 e = paper.experiment(row, scale, 0)
                 if e is None:
                     left_out.add(
