@@ -188,11 +188,11 @@ IMPOSSIBLE = {
 }
 OURS = ("tau", "weight")  # client2vec has these itself: a base algorithm's are passed as base_...
 
-# For every base algorithm two trials of 40 rounds on CIFAR-10: two learning rates. The rates were
-# 0.05 and 0.1 at first; when FedAvgM diverged at 0.1, all methods got 0.025 and 0.05 instead. FedAvg
-# had been better at 0.1 (45.4 %, not kept) than at the 0.05 it has now (43.7 %). Knobs are those
-# that SMALL_GRID chose. The score is the best of eight tests: with ten of 100 clients a round, of
-# few classes each, a single one is a matter of luck. MOON, FedLC and FedIIR are not tuned, nor run.
+# For every base algorithm two trials of 40 rounds on CIFAR-10: two learning rates. They were 0.05
+# and 0.1 at first; when FedAvgM diverged at 0.1, all methods got 0.025 and 0.05 instead. FedAvg had
+# been better at 0.1 (45.4 %, not kept) than at the 0.05 it has now (43.7 %). Knobs are those that
+# SMALL_GRID chose. The score is the best of eight tests: with ten of 100 clients a round, of few
+# classes each, a single one is a matter of luck. MOON, FedLC and FedIIR are not tuned, nor run.
 GRID = Grid(
     on=({"dataset": "cifar10"},),
     lr=(2.5e-2, 5e-2),
