@@ -327,3 +327,8 @@ def test_pretrained_beats_random_initialisation_on_digits():
         z = probe.features(backbone(pretrained=pretrained), x[:800])
         scores.append(probe.linear_probe(z[train], y[train], z[test], y[test]))
     assert scores[0] > scores[1] + 0.1
+
+
+def test_after_plus_stands_bf16():
+    with pytest.raises(FedbookError, match=r"after \+ stands bf16, got hybrid\+fp8"):
+        backbone("hybrid+fp8")

@@ -22,7 +22,8 @@ from fedbook.results import Store
 
 ROOT = Path(__file__).parents[1]
 IID = {"name": "iid", "clients": 4}
-STUDIES = ["fedgcr/quirks", "fedgcr/grouping", "fedgcr/spot", "fedgcr/rounds", "fedgcr/protocols"]
+STUDIES = ["fedgcr/quirks", "fedgcr/grouping", "fedgcr/spot", "fedgcr/rounds"]
+STUDIES += ["fedgcr/precision", "fedgcr/protocols"]
 STUDIES += ["client2vec/maximum", "client2vec/local"]
 STUDIES += ["grp_fed/fig4_own", "grp_fed/printed", "grp_fed/weights", "grp_fed/choices"]
 STUDIES += ["grp_fed/adaptive", "grp_fed/split", "grp_fed/longer"]
@@ -139,6 +140,23 @@ def test_sweeps_share_the_runs_of_the_main_table():
                 assert (run.experiment.key in main) == (run.row[usual[0]] == usual[1]), (
                     run.row.setting
                 )
+
+
+def test_figure_3_needs_no_runs_of_its_own_on_digits():
+    main = {r.experiment.key for r in papers.get("fedgcr/table1").runs("laptop")}
+    runs = papers.get("fedgcr/fig3").runs("laptop")
+    assert {r.row["dataset"] for r in runs if r.experiment.key in main} == {"digit_five"}
+
+
+def test_precisions_differ_in_the_frozen_blocks_alone():
+    runs = papers.get("fedgcr/precision").runs("laptop")
+    main = {r.experiment.key for r in papers.get("fedgcr/table6").runs("laptop")}
+    by = {(r.row.method, r.seed, r.row["precision"]): r.experiment for r in runs}
+    for (method, seed, precision), e in by.items():
+        usual = by[method, seed, "float32"]
+        assert usual.key in main
+        name = "hybrid+bf16" if precision == "bfloat16" else "hybrid"
+        assert dataclasses.replace(e, model=usual.model) == usual and e.model["backbone"] == name
 
 
 def test_clusters_keep_their_distance_from_the_number_of_types():

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timm.models.vision_transformer import VisionTransformer
 
-from fedbook import methods
+from fedbook import methods, simulate
 from fedbook.errors import FedbookError
 from fedbook.federation import Federation
 from fedbook.models import build
@@ -517,6 +517,47 @@ def test_the_default_backbone_reads_images_of_any_size(size):
     m = build("fedgc", f)
     assert m(f.inputs(torch.arange(4))).shape == (4, CLASSES)
     assert not any(p.requires_grad for p in m.backbone.parameters())
+
+
+# -- frozen blocks in bfloat16 ---------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["vpt", "fedgc", "fgpt"])
+def test_blocks_in_bfloat16_give_nearly_the_same_gradients_in_full_precision(kind):
+    f = images((3, 32, 32))
+    x, y = f.inputs(torch.arange(8)), f.y[:8]
+    gradients = []
+    for name in ("hybrid", "hybrid+bf16"):
+        m = build(kind, f, backbone=name)
+        F.cross_entropy(m(x), y).backward()
+        found = {n: p.grad for n, p in trainable(m).items() if p.grad is not None}
+        assert all(g.dtype == torch.float32 for g in found.values())
+        gradients.append(found)
+    assert {p.dtype for p in m.backbone.blocks.parameters()} == {torch.bfloat16}
+    exact, rounded = gradients
+    assert set(exact) == set(rounded)
+    for n, g in exact.items():
+        assert 0.98 < float(F.cosine_similarity(g.flatten(), rounded[n].flatten(), 0)) < 1, n
+
+
+def test_bfloat16_is_the_same_with_kept_tokens_and_in_timms_own_forward():
+    f = images((3, 32, 32))
+    m = build("fedgc", f, backbone="hybrid+bf16")
+    kept = {k: v[:8] for k, v in m.precompute(f).items()}
+    x = f.inputs(torch.arange(8))
+    assert same(m(x, **kept), m(x), 1e-2) and m(x).dtype == torch.float32
+    assert same(m.backbone(m.prepare(x)).float(), m.frozen_cls(x), 1e-1)
+
+
+def test_both_engines_train_through_bfloat16_blocks():
+    f = two_clients()
+    found = {}
+    for engine in ("loop", "lockstep"):
+        m = build("fedgc", f, backbone="hybrid+bf16")
+        method = methods.get("fedgcr", epochs=1, batch_size=8, clusters=2)
+        sim = simulate(method, f, m, rounds=2, engine=engine, quiet=True)
+        list(sim)
+        found[engine] = trainable(sim.model)
+    for n, p in found["loop"].items():
+        assert same(p, found["lockstep"][n], 2e-2), n
 
 
 # -- errors, other devices, paper scale ------------------------------------------------------------

@@ -114,12 +114,12 @@ class PromptedViT(nn.Module):
 
     def start(self, x: Tensor, tokens: Tensor | None) -> Tensor:
         """The kept tokens if there are any, else those of the images."""
-        dtype = self.backbone.patch_embed.proj.weight.dtype
+        dtype = next(self.backbone.blocks.parameters()).dtype
         return self.tokens(x) if tokens is None else tokens.to(dtype)
 
     def insert(self, t: Tensor, p: Tensor) -> Tensor:
         """Append prompts p, [n, d] for all images or [B, n, d] for each."""
-        return torch.cat([t, p.expand(len(t), -1, -1)], 1)
+        return torch.cat([t, p.to(t.dtype).expand(len(t), -1, -1)], 1)
 
     def run(self, t: Tensor, first: int, last: int) -> Tensor:
         """Layers first..last."""
@@ -138,7 +138,7 @@ class PromptedViT(nn.Module):
             t = t + last.drop_path2(last.ls2(last.mlp(last.norm2(t))))
         else:
             t = last(t)[:, :n]
-        return b.forward_head(b.norm(t), pre_logits=True)
+        return b.forward_head(b.norm(t), pre_logits=True).to(b.patch_embed.proj.weight.dtype)
 
     @torch.no_grad()
     def frozen_cls(self, x: Tensor, tokens: Tensor | None = None) -> Tensor:

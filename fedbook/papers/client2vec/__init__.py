@@ -42,13 +42,18 @@ def accuracy(settings: dict[str, Any], method: str = "fedavg") -> Row:
     return Row(settings=settings, method=method, metric="accuracy", unit="percent")
 
 
+RATES = (0.05, 0.01)  # the second as printed
+
+
 def local_rows() -> tuple[Row, ...]:
-    """(iii) alone on FedAvg, GLOBAL index, on validation images."""
-    trial = {"dataset": "cifar10", "validation": 1}
-    rows = [accuracy({**trial, "change": "without (iii)", "case_studies": "none"})]
-    for name, change in READINGS.items():
-        where = {**trial, "change": name, "strategy": "global", "case_studies": "iii"}
-        rows.append(accuracy(where | {"reduction": "mean", "detach": False} | change))
+    """(iii) alone on FedAvg, GLOBAL index, on validation images, at two learning rates."""
+    rows = []
+    for lr in RATES:
+        trial = {"dataset": "cifar10", "validation": 1, "lr": lr}
+        rows.append(accuracy({**trial, "change": "without (iii)", "case_studies": "none"}))
+        for name, change in READINGS.items():
+            where = {**trial, "change": name, "strategy": "global", "case_studies": "iii"}
+            rows.append(accuracy(where | {"reduction": "mean", "detach": False} | change))
     return tuple(rows)
 
 

@@ -258,24 +258,30 @@ def best_and_last(spec: Spec, runs: Sequence[Run]) -> Drawn:
 
 
 def local_training(spec: Spec, runs: Sequence[Run]) -> Drawn:
-    """Accuracy of FedAvg with (iii) read in one way or another."""
+    """Accuracy of FedAvg with (iii) read in one way or another, a panel per learning rate."""
     from fedbook import plots
 
-    found: dict[str, list[float]] = {}
-    for run in runs:
-        values = found.setdefault(run.row["change"], []) if run.result or run.diverged else []
-        values += values_of(spec, run)
-    means = [float(np.mean(v)) if v else 0.0 for v in found.values()]
-    said = [f"{m:.1f}" if v else "diverged" for m, v in zip(means, found.values())]
-    colour = [plots.BLACK if n.startswith("without") else plots.ORANGE for n in found]
-    fig, (ax,) = plots.panels(1, 6.0, 3.4)
-    ax.barh(range(len(found)), means, color=colour)
-    for y, (mean, text) in enumerate(zip(means, said)):
-        ax.text(mean + 0.5, y, text, va="center", fontsize=7)
-    ax.set_yticks(range(len(found)), list(found))
-    ax.invert_yaxis()
-    ax.set_axisbelow(True)
-    ax.set(xlabel="best accuracy on validation images (%)")
+    rates = list(dict.fromkeys(run.row["lr"] for run in runs))
+    names = list(dict.fromkeys(run.row["change"] for run in runs))
+    colour = [plots.BLACK if n.startswith("without") else plots.ORANGE for n in names]
+    fig, axes = plots.panels(len(rates), 4.4, 3.4)
+    told = []
+    for ax, rate in zip(axes, rates):
+        here = {run.row["change"]: run for run in runs if run.row["lr"] == rate}
+        values = [(values_of(spec, here[n]) or [0.0])[0] for n in names]
+        said = [_outcome(here[n], value) for n, value in zip(names, values)]
+        ax.barh(range(len(names)), values, color=colour)
+        for y, (value, text) in enumerate(zip(values, said)):
+            ax.text(value + 0.5, y, text, va="center", fontsize=7)
+        ax.set_axisbelow(True)
+        ax.set(title=f"rate {rate:g}", xlabel="best accuracy on validation images (%)")
+        ax.set_xlim(right=1.2 * max(*values, 1.0))
+        ax.set_yticks(range(len(names)), names if ax is axes[0] else [])
+        ax.invert_yaxis()
+        told.append(f"Rate {rate:g}: " + "; ".join(f"{n}: {t}" for n, t in zip(names, said)))
     fig.suptitle(heading(spec, runs), fontsize=8)
-    told = "; ".join(f"{n}: {text}" for n, text in zip(found, said))
-    return fig, f"FedAvg with case study (iii) alone. {told}."
+    return fig, f"FedAvg with case study (iii) alone. {'. '.join(told)}."
+
+
+def _outcome(run: Run, value: float) -> str:
+    return "diverged" if run.diverged else f"{value:.1f}" if run.result else "not run"

@@ -56,11 +56,17 @@ PROTOCOLS = tuple(
     )
     if protocol != "published" or method in PUBLISHED
 )
-VIT_TINY = "vit_tiny_patch16_224.augreg_in21k_ft_in1k@128"
+VIT_TINY = "vit_tiny_patch16_224.augreg_in21k_ft_in1k@128+bf16"
 SPOT = tuple(  # the ablation and the two best baselines of Table 6
     row(method, metric, "pacs", backbone=VIT_TINY)
     for method, metric in product(
         ("fedavg", "afl", "term", "fedgr_only", "fedgc_only", "fedgcr"), SCORES
+    )
+)
+PRECISION = tuple(
+    row(method, metric, "pacs", precision=precision)
+    for precision, method, metric in product(
+        ("float32", "bfloat16"), ("fedavg", "fedgcr"), ("avg", "sigma_type")
     )
 )
 ROUNDS = tuple(
@@ -104,6 +110,11 @@ PAPER = Paper(
             ROUNDS,
             validation_curves,
             "Own study: how many rounds are enough? Accuracy on validation images, tuned",
+        ),
+        "precision": Figure(
+            PRECISION,
+            by_type,
+            "Own study: what do bfloat16 blocks change? Table 6 at DIF 10 in both precisions",
         ),
         "protocols": Figure(
             PROTOCOLS,
