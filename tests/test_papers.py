@@ -148,6 +148,19 @@ def test_figure_3_needs_no_runs_of_its_own_on_digits():
     assert {r.row["dataset"] for r in runs if r.experiment.key in main} == {"digit_five"}
 
 
+def test_a_study_is_drawn_from_its_own_runs_not_from_a_tables_alone(tmp_path):
+    from fedbook.papers.reproduce import draw
+
+    stored = Store(ROOT / "results").keys()
+    table = {r.experiment.key for r in papers.get("fedgcr/table6").runs("laptop")}
+    shared = {key: stored[key] for key in table & set(stored)}
+    study = papers.get("fedgcr/precision")
+    assert any(run.result for run in study.runs("laptop", None, shared))
+    assert draw(study, "laptop", shared, tmp_path) == []
+    own = {r.experiment.key: stored.get(r.experiment.key) for r in study.runs("laptop")}
+    assert draw(study, "laptop", shared | {k: v for k, v in own.items() if v}, tmp_path)
+
+
 def test_precisions_differ_in_the_frozen_blocks_alone():
     runs = papers.get("fedgcr/precision").runs("laptop")
     main = {r.experiment.key for r in papers.get("fedgcr/table6").runs("laptop")}

@@ -3,6 +3,7 @@ and against a plain ViT on patches of about the same cost."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -11,12 +12,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedbook.clock import interleave, use_threads
+from fedbook.models.backbones import in_bfloat16
 from fedbook.models.prompts import PromptedViT, fedgc
 
 LABELS = {
     "kept": "tokens and stage 1 kept",
     "tokens": "tokens kept, stage 1 anew",
     "nothing": "from images, nothing kept",
+    "bfloat16": "kept, and blocks in bfloat16",
     "bare": "bare timm blocks, same tokens",
     "plain": "plain ViT, 32 px, patch 8, 128 x 6",
 }
@@ -68,6 +71,8 @@ def _steps(batch: int, prompts: int, backbone: str | nn.Module) -> dict[str, Cal
     from timm.models.vision_transformer import VisionTransformer
 
     model = fedgc(10, backbone, prompts).train()
+    half = copy.deepcopy(model)
+    in_bfloat16(half.backbone)
     x = torch.randn(batch, 3, *model.backbone.patch_embed.img_size)
     tokens = model.tokens(x)
     kept = {"tokens": tokens.half()} if model.stem else {}
@@ -80,6 +85,7 @@ def _steps(batch: int, prompts: int, backbone: str | nn.Module) -> dict[str, Cal
         "kept": _step(model, x, {**kept, "cls": cls}),
         "tokens": _step(model, x, kept),
         "nothing": _step(model, x, {}),
+        "bfloat16": _step(half, x, {**kept, "cls": cls}),
         "bare": _bare(model, batch, prompts),
         "plain": _step(other, seen, {"cls": other.frozen_cls(seen)}),
     }

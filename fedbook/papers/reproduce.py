@@ -22,7 +22,7 @@ from fedbook.check import cores
 from fedbook.errors import Diverged, FedbookError
 from fedbook.experiment import Experiment
 from fedbook.papers.layout import Grid, lay_out
-from fedbook.papers.spec import Spec, ordering, terms
+from fedbook.papers.spec import Run, Spec, ordering, terms
 from fedbook.results import Result, Store
 
 if TYPE_CHECKING:
@@ -258,11 +258,13 @@ def draw(
     folder: Path | None,
     seeds: int | None = None,
 ) -> list[Path]:
-    """The figure of a spec from stored results; nothing is drawn where nothing has run."""
+    """The figure of a spec from stored results; nothing is drawn where nothing has run, nor of a
+    study of which only those runs are stored that it shares with a table.
+    """
     if spec.plot is None:
         return []
     runs = spec.runs(scale, seeds, results)
-    if not any(r.result for r in runs):
+    if not any(r.result for r in _own(spec, scale, runs) or runs):
         return []
     from fedbook import plots
 
@@ -272,6 +274,15 @@ def draw(
     paths = plots.save(fig, f"{spec.id.replace('/', '_')}_{scale}", alt, folder)
     plt.close(fig)
     return paths
+
+
+def _own(spec: Spec, scale: str, runs: list[Run]) -> list[Run]:
+    """The runs of a study that no table of its paper has."""
+    if spec.kind != "study":
+        return runs
+    tables = [s for s in spec.paper.specs.values() if s.kind == "table"]
+    shared = {run.experiment.key for table in tables for run in table.plan(scale)}
+    return [run for run in runs if run.experiment.key not in shared]
 
 
 def headless() -> Any:

@@ -189,8 +189,9 @@ IMPOSSIBLE = {
 OURS = ("tau", "weight")  # client2vec has these itself: a base algorithm's are passed as base_...
 
 # For every base algorithm three trials of 40 rounds on CIFAR-10: three learning rates. Knobs are
-# those that SMALL_GRID chose. The score is the best of eight tests: with ten of 100 clients a round, of few
-# classes each, a single one is a matter of luck. MOON, FedLC and FedIIR are not tuned, nor run.
+# those that SMALL_GRID chose. The score is the best of eight tests: with ten of 100 clients a
+# round, of few classes each, a single one is a matter of luck. MOON, FedLC and FedIIR are not
+# tuned.
 GRID = Grid(
     on=({"dataset": "cifar10"},),
     lr=(2.5e-2, 5e-2, 1e-1),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fedbook.papers.claims import Claims, Numbers, label, leads
-from fedbook.papers.evidence import Cell, Check, above, alike, below, best, beyond, mean
+from fedbook.papers.evidence import Cell, Check, above, alike, below, best, beyond, mean, within
 from fedbook.papers.fedgcr.scales import STUDY
 
 claims = Claims("fedgcr")
@@ -209,6 +209,21 @@ def gcr16(t: Numbers) -> Iterator[Check]:
             for on in ("types", "h")
         )
         yield better(f"grouping {metric} by types over by h", types, h)
+
+
+@claims(
+    "gcr17",
+    "Own study, no claim of the paper: frozen blocks in bfloat16 change Avg and sigma_type by less "
+    "than two points (PACS, DIF 10)",
+    own=True,
+)
+def gcr17(t: Numbers) -> Iterator[Check]:
+    for m in ("fedavg", "fedgcr"):
+        for metric in ("avg", "sigma_type"):
+            half, full = (
+                t.cell("precision", m, metric, precision=p) for p in ("bfloat16", "float32")
+            )
+            yield within(f"precision {m} {metric}, bfloat16 and float32", half, full, 2.0)
 
 
 CLAIMS = tuple(claims)
