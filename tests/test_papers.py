@@ -530,8 +530,8 @@ def test_every_stored_trial_is_asked_for(key):
             options = first + (asker.grid.second(method, best(tried)) if len(tried) else [])
             options += [{**first[0], "lr": lr} for lr in asker.grid.more_lr]  # some tried these too
             for o in options:
-                for setting in asker.grid.on:
-                    asked.add(trial(asker, scale, method, o, setting).key)
+                for setting, seed in asker.grid.places:
+                    asked.add(trial(asker, scale, method, o, setting, seed).key)
     mine = [k for k, r in results.items() if r["spec"] == f"{key}/grid"]
     assert [k for k in mine if k not in asked] == []
 

@@ -547,6 +547,15 @@ def test_bfloat16_is_the_same_with_kept_tokens_and_in_timms_own_forward():
     assert same(m.backbone(m.prepare(x)).float(), m.frozen_cls(x), 1e-1)
 
 
+@pytest.mark.parametrize("name", ["afl", "q_ffl", "term", "harmofl", "fedsam", "fedmix"])
+def test_every_method_trains_through_bfloat16_blocks(name):
+    f = images((3, 32, 32))
+    m = build("vpt", f, backbone="hybrid+bf16")
+    method = methods.get(name, epochs=1, batch_size=8)
+    sim = simulate(method, f, m, rounds=1, quiet=True).run()
+    assert not same(sim.model.head.weight, m.head.weight)
+
+
 def test_both_engines_train_through_bfloat16_blocks():
     f = two_clients()
     found = {}

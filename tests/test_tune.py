@@ -120,6 +120,21 @@ def test_a_knob_may_turn_two_options_together():
     assert grid.first("grp_fed")[0] == {"lr": grid.lr[0], "q": 0.5, "start": "received"}
 
 
+def test_a_grid_of_two_seeds_takes_the_mean_of_both():
+    grid = dataclasses.replace(FEDGCR.grid, on=TWICE[1:], seeds=2)
+    paper = dataclasses.replace(FEDGCR, grid=grid)
+    found = {}
+    for options in grid.first("fedavg"):
+        for seed in (0, 1):
+            e = tune.trial(paper, "laptop", "fedavg", options, TWICE[1], seed)
+            assert e.seed == seed and e.partition["test"] == "unused"
+            found[e.key] = {"metrics": {"avg_type": options["lr"] + seed}}
+    tried = tune.scores(paper, "laptop", found)["fedavg"]
+    assert [v for _, v in tried] == pytest.approx([o["lr"] + 0.5 for o in grid.first("fedavg")])
+    found.pop(e.key)
+    assert len(tune.scores(paper, "laptop", found)["fedavg"]) == len(tried) - 1
+
+
 def test_a_trial_that_diverged_is_never_chosen():
     found = pretend(lambda method, options: options["lr"])
     worst = tune.trial(FEDGCR, "laptop", "fedavg", {"lr": 3e-2}, FEDGCR.grid.on[0])

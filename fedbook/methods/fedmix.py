@@ -105,7 +105,7 @@ class MeanMixup(Objective):
         x = known["x"]
         if getattr(model, "stem", False):  # mixed where training begins: behind the frozen stem
             with torch.no_grad():
-                x = torch.cat([model.tokens(part) for part in x.split(16)])
+                x = torch.cat([model.tokens(part).to(x.dtype) for part in x.split(16)])
         model.fedmix = Means(x, known["y"])
         return model
 

@@ -3,10 +3,10 @@ method.
 
 The validation samples are training samples that no client holds (`test="unused"`, or "unused_match"
 where a client is tested on its own class mix), so a trial trains on exactly the federation of seed
-0 and never touches a test sample. Where the clients hold all of them (`by_group`), each gives up
+0 (of several seeds, if the grid says so) and never touches a test sample. Where the clients hold all of them (`by_group`), each gives up
 the last fifth of its own ("held_out"). First the learning rates, with the method's own knob as
 first listed; then, at the best of them, the other values of the knob. The score is the mean over
-the grid's settings of the mean accuracy over types, or of what the grid names. Every trial is a
+the grid's settings and seeds of the mean accuracy over types, or of what the grid names. Every trial is a
 line of `results/<paper>_<scale>_grid.jsonl`; what was chosen is written into the paper's scale by
 hand, and a test compares the two.
 """
@@ -47,6 +47,12 @@ class Grid:
     score: str | tuple[str, ...] = "avg_type"  # of several the mean
     part: float = 1.0  # of a run's rounds, how many a trial lasts
     every: int | None = None  # rounds between two tests; None: one test, at a trial's end
+    seeds: int = 1
+
+    @property
+    def places(self) -> list[tuple[Options, int]]:
+        """Where a trial is run: every setting with every seed."""
+        return [(setting, seed) for setting in self.on for seed in range(self.seeds)]
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -80,11 +86,13 @@ def grid_of(paper: Paper) -> Grid:
     return paper.grid
 
 
-def trial(paper: Paper, scale: str, method: str, options: Options, setting: Options) -> Experiment:
+def trial(
+    paper: Paper, scale: str, method: str, options: Options, setting: Options, seed: int = 0
+) -> Experiment:
     """The run of a method with these options on one setting, tested on validation data."""
     own = paper.scale(scale)
     own = dataclasses.replace(own, methods={**own.methods, method: options})
-    e = paper.experiment(Row(settings=setting, method=method), own, 0)
+    e = paper.experiment(Row(settings=setting, method=method), own, seed)
     if e is None:
         raise FedbookError(
             f"{paper.key} has no run of {method} on {setting} at {scale} scale",
@@ -104,13 +112,11 @@ def trial(paper: Paper, scale: str, method: str, options: Options, setting: Opti
 def score(
     paper: Paper, scale: str, method: str, options: Options, results: dict[str, Result]
 ) -> float | None:
-    """The validation score of a trial, 0 if it diverged; None until it has run on all settings."""
+    """The validation score of a trial, 0 where it diverged; None until it has run everywhere."""
     values = []
     grid = grid_of(paper)
-    for setting in grid.on:
-        result = results.get(
-            trial(paper, scale, method=method, options=options, setting=setting).key
-        )
+    for setting, seed in grid.places:
+        result = results.get(trial(paper, scale, method, options, setting, seed).key)
         for name in grid.metrics:
             value = None if result is None else lookup(result["metrics"], name)
             if result is not None and "diverged" in result["metrics"]:
@@ -122,7 +128,7 @@ def score(
 
 
 def scores(paper: Paper, scale: str, results: dict[str, Result]) -> dict[str, Tried]:
-    """(options, validation score) of every trial that has been run on all settings, by method."""
+    """(options, validation score) of every trial that has been run everywhere, by method."""
     grid = grid_of(paper)
     found: dict[str, Tried] = {}
     for method in grid.knobs:
@@ -167,8 +173,8 @@ def tune(
                 ready = len(tried) >= len(options)
                 options = grid.second(method, best(tried)) if ready else []
             for o in options:
-                for setting in grid.on:
-                    e = trial(paper, scale, method=method, options=o, setting=setting)
+                for setting, seed in grid.places:
+                    e = trial(paper, scale, method, o, setting, seed)
                     if e.key not in results:
                         todo.append((f"{paper.key}/grid", e))
         tell(f"{name}: {len(todo)} runs to compute")
