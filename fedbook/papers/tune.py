@@ -3,12 +3,12 @@ method.
 
 The validation samples are training samples that no client holds (`test="unused"`, or "unused_match"
 where a client is tested on its own class mix), so a trial trains on exactly the federation of seed
-0 (of several seeds, if the grid says so) and never touches a test sample. Where the clients hold all of them (`by_group`), each gives up
-the last fifth of its own ("held_out"). First the learning rates, with the method's own knob as
-first listed; then, at the best of them, the other values of the knob. The score is the mean over
-the grid's settings and seeds of the mean accuracy over types, or of what the grid names. Every trial is a
-line of `results/<paper>_<scale>_grid.jsonl`; what was chosen is written into the paper's scale by
-hand, and a test compares the two.
+0 (of several seeds, if the grid says so) and never touches a test sample. Where the clients hold
+all of them (`by_group`), each gives up the last fifth of its own ("held_out"). First the learning
+rates, with the method's own knob as first listed; then, at the best of them, the other values of
+the knob. The score is the mean over the grid's settings and seeds of the mean accuracy over types,
+or of what the grid names. Every trial is a line of `results/<paper>_<scale>_grid.jsonl`; what was
+chosen is written into the paper's scale by hand, and a test compares the two.
 """
 
 from __future__ import annotations
