@@ -22,12 +22,15 @@ from fedbook.papers.spec import Run, Spec, finished
 
 
 def type_maps(spec: Spec, runs: Sequence[Run]) -> Drawn:
-    """t-SNE of test images of every type: the frozen feature beside h, the prompt GC-Net makes of
-    it.
+    """t-SNE of test images of every type, of the first seed: the frozen feature beside h, the
+    prompt GC-Net makes of it. Purities are means over seeds.
     """
     from fedbook import plots
 
-    shown = one_per_experiment(runs)
+    by_data: dict[str, list[Run]] = {}
+    for run in one_per_experiment(runs):
+        by_data.setdefault(run.row["dataset"], []).append(run)
+    shown = [own[0] for own in by_data.values()]
     with plots.style() as plt:
         size = (8, 3.4 * len(shown))
         fig, grid = plt.subplots(len(shown), 2, figsize=size, squeeze=False, layout="constrained")
@@ -42,13 +45,14 @@ def type_maps(spec: Spec, runs: Sequence[Run]) -> Drawn:
             for t, label in enumerate(names):
                 look = {"s": 9, "color": colours[t], "marker": MARKS[t % len(MARKS)]}
                 ax.scatter(*xy[kinds == t].T, label=label, **look)
-            said = f"{title}, purity {found[f'knn_purity_{name}']:.2f}"
+            own = [r.metrics["types"][f"knn_purity_{name}"] for r in by_data[run.row["dataset"]]]
+            said = f"{title}, purity {np.mean(own):.2f}"
             data = data_name([run], run.row["dataset"])
             ax.set(title=f"{data}\n{said}", xlabel="t-SNE 1", ylabel="t-SNE 2")
             ax.set(xticks=[], yticks=[])
             told.append(f"{data} {said}")
         plots.beside(line[-1])
-    more = f", after {shown[0].experiment.rounds} rounds of FedGCR at DIF 10"
+    more = ", FedGCR at DIF 10; maps of the first seed, purities of all"
     fig.suptitle(heading(spec, runs, more), fontsize=8)
     what = "Maps of test images coloured by type; share of the ten nearest of the same type."
     return fig, f"{what} {'; '.join(told)}."
