@@ -161,6 +161,20 @@ def test_a_study_is_drawn_from_its_own_runs_not_from_a_tables_alone(tmp_path):
     assert draw(study, "laptop", shared | {k: v for k, v in own.items() if v}, tmp_path)
 
 
+def test_panels_that_compare_nothing_are_left_out():
+    from types import SimpleNamespace
+
+    from fedbook.papers.draw import compared
+
+    def run(dataset, protocol, result=1):
+        return SimpleNamespace(row={"dataset": dataset, "protocol": protocol}, result=result)
+
+    digits = [run("digits", "tuned"), run("digits", "printed", None)]
+    pacs = [run("pacs", "tuned"), run("pacs", "printed")]
+    assert compared([*digits, *pacs], "dataset", "protocol") == ["pacs"]
+    assert compared(digits, "dataset", "protocol") == ["digits"]
+
+
 def test_precisions_differ_in_the_frozen_blocks_alone():
     runs = papers.get("fedgcr/precision").runs("laptop")
     main = {r.experiment.key for r in papers.get("fedgcr/table6").runs("laptop")}

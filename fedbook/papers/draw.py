@@ -112,3 +112,13 @@ def learning_curves(spec: Spec, runs: Sequence[Run]) -> Drawn:
 def values_of(spec: Spec, run: Run) -> list[float]:
     """What a run measured of its own row, in the printed unit."""
     return [value for _, value in spec.measured(run.row, [run])]
+
+
+def compared(runs: Sequence[Run], panel: str, setting: str) -> list[Any]:
+    """The panels, one for each value of `panel`, that have runs of at least two values of
+    `setting`; all of them if none has.
+    """
+    found: dict[Any, set[Any]] = {}
+    for run in finished(runs):
+        found.setdefault(run.row[panel], set()).add(run.row[setting])
+    return [p for p, values in found.items() if len(values) > 1] or list(found)

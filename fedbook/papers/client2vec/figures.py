@@ -181,6 +181,8 @@ def ladder(spec: Spec, runs: Sequence[Run]) -> Drawn:
     from fedbook import plots
 
     pairs = [(s, d) for s in ("federated", "global") for d in _datasets(runs)]
+    known = {(run.row["strategy"], run.row["dataset"]) for run in finished(runs)}
+    pairs = [pair for pair in pairs if pair in known] or pairs
     fig, axes = plots.panels(len(pairs))
     told = []
     for ax, (s, d) in zip(axes, pairs):

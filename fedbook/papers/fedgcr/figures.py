@@ -13,6 +13,7 @@ from fedbook.papers.draw import (
     Drawn,
     by_method,
     by_setting,
+    compared,
     data_name,
     heading,
     one_per_experiment,
@@ -176,7 +177,8 @@ def protocols_side_by_side(spec: Spec, runs: Sequence[Run]) -> Drawn:
     from fedbook import plots
 
     names = {"printed": "one rate for all", "published": "as published", "tuned": "tuned"}
-    datasets = list(dict.fromkeys(run.row["dataset"] for run in finished(runs)))
+    datasets = compared(runs, "dataset", "protocol")
+    runs = [run for run in runs if run.row["dataset"] in datasets]
     scores = (("avg_type", "Avg (%)"), ("sigma_type", "$\\sigma_{type}$ (points)"))
     fig, axes = plots.panels(2 * len(datasets), 5.4, 3.2, columns=2)
     told = []
@@ -213,7 +215,8 @@ def grouped_on(spec: Spec, runs: Sequence[Run]) -> Drawn:
         "frozen": ("by the frozen feature", "black", "o", 0.0),
         "types": ("by the true types", plots.BLUE, "s", 0.25),
     }
-    datasets = dict.fromkeys(r.row["dataset"] for r in finished(runs))
+    datasets = compared(runs, "dataset", "cluster_on")
+    runs = [run for run in runs if run.row["dataset"] in datasets]
     fig, axes = plots.panels(len(datasets))
     told = []
     for ax, dataset in zip(axes, datasets):
