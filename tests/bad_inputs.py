@@ -108,7 +108,7 @@ COMMANDS = {
     "unknown dataset to fetch": "data fetch nothing_like_it",
     "unknown dataset to verify": "data verify nothing_like_it",
     "unknown action on data": "data burn",
-    "nothing stored to draw": "figures fedgcr/table1",
+    "nothing stored to draw": "figures fedgcr/table1 --scale paper",
     "a result of the future": "list --results {packs}/future",
     "nothing to merge": "merge {packs}/nowhere",
     "a folder without results to merge": "merge {packs}/checkpoint",

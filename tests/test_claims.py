@@ -38,8 +38,8 @@ def printed(tmp_path_factory):
     return {v["id"]: v for v in evaluate(Store(tmp_path_factory.mktemp("none")), "published")}
 
 
-def test_all_fifty_two_claims_in_order():
-    ids = [f"gcr{n}" for n in range(1, 17)] + [f"c2v{n}" for n in range(1, 15)]
+def test_all_fifty_three_claims_in_order():
+    ids = [f"gcr{n}" for n in range(1, 18)] + [f"c2v{n}" for n in range(1, 15)]
     assert list(all_claims()) == ids + [f"grp{n}" for n in range(1, 9)] + [
         f"fgpt{n}" for n in range(1, 15)
     ]

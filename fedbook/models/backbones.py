@@ -97,6 +97,7 @@ def in_bfloat16(model: Any) -> Any:
         part.to(torch.bfloat16)
     for block in model.blocks:
         block.attn.fused_attn = False
+    model.blocks_dtype = torch.bfloat16
     return model
 
 

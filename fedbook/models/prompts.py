@@ -114,8 +114,10 @@ class PromptedViT(nn.Module):
 
     def start(self, x: Tensor, tokens: Tensor | None) -> Tensor:
         """The kept tokens if there are any, else those of the images."""
-        dtype = next(self.backbone.blocks.parameters()).dtype
-        return self.tokens(x) if tokens is None else tokens.to(dtype)
+        if tokens is None:
+            return self.tokens(x)
+        b = self.backbone
+        return tokens.to(getattr(b, "blocks_dtype", b.patch_embed.proj.weight.dtype))
 
     def insert(self, t: Tensor, p: Tensor) -> Tensor:
         """Append prompts p, [n, d] for all images or [B, n, d] for each."""
