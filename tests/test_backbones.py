@@ -329,6 +329,8 @@ def test_pretrained_beats_random_initialisation_on_digits():
     assert scores[0] > scores[1] + 0.1
 
 
-def test_after_plus_stands_bf16():
-    with pytest.raises(FedbookError, match=r"after \+ stands bf16, got hybrid\+fp8"):
+def test_only_bf16_is_cut_off_a_name(tmp_path):
+    with pytest.raises(FedbookError, match=r"unknown backbone 'hybrid\+fp8'"):
         backbone("hybrid+fp8")
+    with pytest.raises(FedbookError, match=r"a\+b.safetensors"):
+        backbone(str(tmp_path / "a+b.safetensors"))

@@ -15,6 +15,7 @@ from fedbook import methods, simulate
 from fedbook.errors import FedbookError
 from fedbook.federation import Federation
 from fedbook.models import build
+from fedbook.models.backbones import in_bfloat16
 from fedbook.models.prompts import (
     BUILDERS,
     FGPT,
@@ -545,6 +546,16 @@ def test_bfloat16_is_the_same_with_kept_tokens_and_in_timms_own_forward():
     x = f.inputs(torch.arange(8))
     assert same(m(x, **kept), m(x), 1e-2) and m(x).dtype == torch.float32
     assert same(m.backbone(m.prepare(x)).float(), m.frozen_cls(x), 1e-1)
+
+
+@pytest.mark.parametrize("changes", [{"global_pool": "map"}, {"fc_norm": True}, {"qk_norm": True}])
+def test_every_kind_of_vit_can_have_bfloat16_blocks(changes, x):
+    net = vit(**changes).float()
+    exact = model(PromptedViT, net, {1: 2}).float()
+    rounded = copy.deepcopy(exact)
+    in_bfloat16(rounded.backbone)
+    assert same(exact(x.float()), rounded(x.float()), 0.3)
+    assert rounded(x.float()).dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", ["afl", "q_ffl", "term", "harmofl", "fedsam", "fedmix"])

@@ -46,7 +46,7 @@ RATES = (0.1, 0.05, 0.01)  # the last as printed
 
 
 def local_rows() -> tuple[Row, ...]:
-    """(iii) alone on FedAvg, GLOBAL index, on validation images, at two learning rates."""
+    """(iii) alone on FedAvg, GLOBAL index, on validation images, at three learning rates."""
     rows = []
     for lr in RATES:
         trial = {"dataset": "cifar10", "validation": 1, "lr": lr}

@@ -2,8 +2,9 @@
 
 Laptop scale has the published federation of CIFAR-10: 100 clients by Dirichlet(0.1), ten of which
 train five epochs in each of 100 rounds, on images of 32 x 32 pixels. The network, a CNN of 70
-thousand parameters, reaches the printed 42 % with FedAvg on validation images. PACS stands for
-DomainNet, ten clients a domain. The sweeps have a smaller federation (`SMALL`).
+thousand parameters, has 43.7 and 39.9 % (two seeds) with FedAvg on validation images within 40
+rounds; print has 42.2 % on test images within 100. PACS stands for DomainNet, ten clients a domain.
+The sweeps have a smaller federation (`SMALL`).
 """
 
 from __future__ import annotations

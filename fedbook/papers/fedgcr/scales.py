@@ -271,10 +271,12 @@ def as_printed(row: Row) -> bool:
 
 
 def _in_bfloat16(row: Row, own: Domains) -> bool:
+    """As the row says; else where the scale says so, and with swapped majorities."""
     if row["precision"]:
         return row["precision"] == "bfloat16"
-    asked = bool(own.bf16) and bool(row["majority_domain"])
-    return not row["validation"] and (asked or row["dif"] in own.bf16.get(row["dataset"], ()))
+    if row["validation"] or not own.bf16:
+        return False
+    return bool(row["majority_domain"]) or (row["dif"] or 10) in own.bf16[row["dataset"]]
 
 
 def _departure(row: Row) -> Departure | None:
