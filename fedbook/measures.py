@@ -94,6 +94,7 @@ def usual(run: Simulation, tail: int = 1) -> dict[str, Any]:
         "rounds": [r.round for r in seen],
         "seconds": [round(sum(r.seconds for r in run.records[: s.round]), 3) for s in seen],
         "curves": {
+            **_logged(seen),
             "avg_client": average,
             "avg_sample": pooled,
             "worst_client": [s["worst_client"] for s in main],
@@ -114,6 +115,16 @@ def usual(run: Simulation, tail: int = 1) -> dict[str, Any]:
         },
         "log": last.log,
     }
+
+
+def _logged(seen: Sequence[Record]) -> dict[str, list[Any]]:
+    """The numbers that stages logged in each of these rounds, such as GRP-FED's q, by name."""
+    found = {}
+    for name, value in seen[-1].log.items():
+        values = [r.log.get(name) for r in seen]
+        if isinstance(value, (int, float)) and None not in values:
+            found[name] = values
+    return found
 
 
 @register("unseen")

@@ -473,3 +473,24 @@ def test_a_parameter_outside_of_any_layer_is_trained_in_lockstep_too(toy, name, 
     assert abs(float(ends["loop"]["heat"])) > 1e-4
     for key, value in ends["loop"].items():
         assert torch.allclose(value, ends[engine][key], atol=1e-6)
+
+
+def test_the_received_models_pass_is_made_once_a_round(ragged, double, monkeypatch):
+    """The losses' pass leaves z_0; only z_prev needs another, from round 2 on."""
+    asked = []
+    passes = Lockstep.passes
+
+    def counted(self, starts, index, batch=512):
+        asked.append(len(index))
+        return passes(self, starts, index, batch)
+
+    monkeypatch.setattr(Lockstep, "passes", counted)
+    model = model_for("fedgcr", ragged).double()
+    options = {"lr": 0.01, "batch_size": 4}
+    clients = len(ragged.clients)
+    for name, expected in (("fedgcr", [0, clients, clients]), ("moon", [0, 0] + 4 * [clients])):
+        own = {"clusters": 2} if name == "fedgcr" else {}
+        method = methods.get(name, **options, **own)
+        simulate(method, ragged, model, rounds=3, engine="lockstep", quiet=True).run()
+        assert asked == expected, name
+        asked.clear()

@@ -27,7 +27,7 @@ STUDIES += ["fedgcr/precision", "fedgcr/protocols"]
 STUDIES += ["client2vec/maximum", "client2vec/local"]
 STUDIES += ["grp_fed/fig4_own", "grp_fed/printed", "grp_fed/weights", "grp_fed/choices"]
 STUDIES += ["grp_fed/adaptive", "grp_fed/split", "grp_fed/longer"]
-STUDIES += ["fgpt/unseen", "fgpt/prompt_rate"]
+STUDIES += ["fgpt/unseen", "fgpt/prompt_rate", "fgpt/spot", "fgpt/precision"]
 
 
 def test_all_34_tables_and_all_figures_are_listed():
@@ -122,16 +122,13 @@ def test_tables_share_runs():
 
 
 def test_sweeps_share_the_runs_of_the_main_table():
-    """T' = T, delta = 0.5 and GMM are what Table 1 has, so a sweep's middle is not computed
-    again.
-    """
+    """delta = 0.5 and GMM are what Table 1 has, so a sweep's middle is not computed again."""
     main = {
         r.experiment.key
         for r in papers.get("fedgcr/table1").runs("laptop")
         if r.row.method == "fedgcr"
     }
     for id, usual in (
-        ("table3", ("t_prime", 5)),
         ("table10", ("delta", 0.5)),
         ("table14", ("clustering_algo", "gmm")),
     ):

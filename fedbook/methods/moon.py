@@ -153,9 +153,9 @@ class ModelContrast(Objective):
                 memory["index"] = local.client.train.sort().values
                 asked.append((memory, start))
         index = [memory["index"] for memory, _ in asked]
-        here = engine.passes([start for _, start in asked], index)
+        here = engine.received(turns[0].round, [start for _, start in asked], index)
         before = engine.passes([start | memory["previous"] for memory, start in asked], index)
-        for (memory, _), (z_glob, _), (z_prev, _) in zip(asked, here, before):
+        for (memory, _), z_glob, (z_prev, _) in zip(asked, here, before):
             memory["z"] = torch.stack([z_glob, z_prev], 1)
 
     def __call__(self, local: Local, batch: Batch, sent: State, memory: State) -> Tensor:

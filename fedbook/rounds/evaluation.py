@@ -32,8 +32,11 @@ def predict(
     device: Device,
     precomputed: dict[str, Tensor],
     batch: int = 512,
+    z: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Loss and predicted class of each sample at `index`, in eval mode."""
+    """Loss and predicted class of each sample at `index`, in eval mode; a list `z` gets their
+    features.
+    """
     if not len(index):
         return torch.empty(0, device=index.device), index
     was_training = model.training
@@ -42,8 +45,13 @@ def predict(
     classes = []
     for part in index.split(batch):
         known = {name: t[part] for name, t in precomputed.items()}
+        x = device.images(federation.inputs(part))
         with device.autocast():
-            logits = model(device.images(federation.inputs(part)), **known)
+            if z is None:
+                logits = model(x, **known)
+            else:
+                z.append(model.embed(x, **known))  # type: ignore[operator]
+                logits = model.head(z[-1])  # type: ignore[operator]
         losses.append(F.cross_entropy(logits.float(), federation.y[part], reduction="none"))
         classes.append(logits.argmax(1))
     model.train(was_training)
@@ -82,18 +90,20 @@ def evaluate(
     part: str = "test",
     device: str | Device = "auto",
     precomputed: dict[str, Tensor] | None = None,
+    z: list[Tensor] | None = None,
 ) -> Scores:
     """Score one model on every client's test (or train) samples.
 
     Samples that several clients share are computed once. `federation` may be another one than the
-    model was trained on: that is how never-seen clients are scored.
+    model was trained on: that is how never-seen clients are scored. A list `z` gets the features of
+    all these samples, each once, in the order of their numbers.
     """
     device = Device.of(device)
     clients = federation.clients if clients is None else clients
     rows = [getattr(c, part) for c in clients]
     index, back = torch.unique(torch.cat(rows), return_inverse=True)
     known = precompute(model, federation) if precomputed is None else precomputed
-    loss, predicted = predict(model, federation, index, device=device, precomputed=known)
+    loss, predicted = predict(model, federation, index, device=device, precomputed=known, z=z)
     owner = torch.repeat_interleave(torch.tensor([len(r) for r in rows]).to(index.device))
     return score(
         owner,

@@ -117,6 +117,11 @@ class Half:
         alone = self.method.personal is not None and self.method.personal.alone
         return not (self._kept or alone)
 
+    @property
+    def same(self) -> bool:
+        """Whether all clients receive the same model."""
+        return not self._kept and not self.method.update.overrides_download()
+
     def load(self, params: Params) -> None:
         """Write parameters into the resident model, in place."""
         copy_into(self._live, params)
@@ -357,7 +362,11 @@ class Clients(Half):
         return upload
 
     def evaluate(
-        self, model: nn.Module, clients: list[Client] | None = None, part: str = "test"
+        self,
+        model: nn.Module,
+        clients: list[Client] | None = None,
+        part: str = "test",
+        z: list[Tensor] | None = None,
     ) -> Scores:
         """A model on the clients' test (or train) samples."""
         return evaluate(
@@ -367,6 +376,7 @@ class Clients(Half):
             part=part,
             device=self.device,
             precomputed=self.precomputed,
+            z=z,
         )
 
     def _turn(self, report: Report, t: int, purpose: str) -> Local:
@@ -394,9 +404,8 @@ class Clients(Half):
 
     def _losses(self, reports: list[Report], t: int) -> list[float]:
         """Each client's mean loss at the model it receives."""
-        same = not self._kept and not self.method.update.overrides_download()
         found: list[float] = []
-        for group in [reports] if same and self.together else [[r] for r in reports]:
+        for group in [reports] if self.same and self.together else [[r] for r in reports]:
             self._turn(group[0], t, "measure")
             clients = [self.federation.client(r.id) for r in group]
             found += self.evaluate(self.model, clients, "train").loss

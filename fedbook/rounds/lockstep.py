@@ -111,18 +111,18 @@ class Lockstep:
         self.trained = [name for name, p in run.model.named_parameters() if p.requires_grad]
         self.whole = len(self.trained) == len(run._live)  # no buffers besides
         self._idle: list[Stack] = []  # ready to be used again
+        self._received: tuple[int, Tensor, Tensor] | None = None  # a round, its samples and their z
 
     def __call__(self, reports: list[Report], t: int, traffic: Traffic) -> Iterator[Params]:
         """Each participant's parameters after training, in the order of the reports."""
         run = self.run
         size = run.method.solve.batch_size
         order = sorted(reports, key=lambda r: (-r.size) // size)  # most batches first
-        same = not run._kept and not run.method.update.overrides_download()
         turns: list[Local] = []
         starts: list[Params] = []
         for report in order:
             turns.append(run._begin(report, t, traffic, Ahead if self.whole else ()))
-            new = not same or not starts
+            new = not run.same or not starts
             starts.append(self._resident() if new else starts[0])
         for slot, stage in run.method.stages().items() if self.whole else ():
             if isinstance(stage, Ahead):
@@ -147,6 +147,29 @@ class Lockstep:
                 run.model.train()
             torch.manual_seed(stream(run.seed, "dropout", t, report.id))  # as the loop leaves it
             yield run._end(local, report, (outcome.loss, outcome.acc), traffic)
+
+    @property
+    def keeps_received(self) -> bool:
+        """Whether a stage looks at z of the received model, which the losses' pass can leave it."""
+        ahead = any(isinstance(stage, Ahead) for stage in self.run.method.stages().values())
+        return ahead and self.whole and self.run.same
+
+    def losses(self, reports: list[Report], t: int) -> list[float]:
+        """Each client's mean loss at the model all of them receive; z is kept for the round."""
+        run = self.run
+        run._turn(reports[0], t, "measure")
+        clients = [run.federation.client(r.id) for r in reports]
+        z: list[Tensor] = []
+        scores = run.evaluate(run.model, clients, "train", z)
+        self._received = t, torch.cat([c.train for c in clients]).unique(), torch.cat(z)
+        return scores.loss
+
+    def received(self, t: int, starts: list[Params], index: list[Tensor]) -> list[Tensor]:
+        """z of each client's samples at the model it receives in round t."""
+        if self._received is None or self._received[0] != t:
+            return [z for z, _ in self.passes(starts, index)]
+        _, samples, z = self._received
+        return [z[torch.searchsorted(samples, rows)] for rows in index]
 
     def personal(self, t: int, batch: int = 512, window: int = 64) -> Scores:
         """Every client's own model on its own test samples, several models at once."""

@@ -19,7 +19,7 @@ from fedbook.rounds.halves import SCORES, Clients, Server, announce, tell
 from fedbook.rounds.lockstep import Lockstep, choose
 from fedbook.rounds.params import copy_into, count_bytes
 from fedbook.rounds.record import Record, Traffic
-from fedbook.rounds.stages import Method
+from fedbook.rounds.stages import Method, Report
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -206,6 +206,11 @@ class Simulation(Server, Clients):
                 for name in SCORES:
                     setattr(record, f"{kind}_{name}", getattr(scores, name))
         return record
+
+    def _losses(self, reports: list[Report], t: int) -> list[float]:
+        if isinstance(self._engine, Lockstep) and self._engine.keeps_received:
+            return self._engine.losses(reports, t)
+        return super()._losses(reports, t)
 
     def _personal(self, t: int) -> Scores:
         if isinstance(self._engine, Lockstep) and self._engine.whole:

@@ -1,4 +1,6 @@
-"""FGPT: Tables 1-4, 6-11, Figures 2 and 3, and our own studies of unseen clients and rates."""
+"""FGPT: Tables 1-4, 6-11, Figures 2 and 3, and our own studies: unseen clients, the prompts'
+rate, precision, and a real ViT.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +42,17 @@ def prompt_rates() -> tuple[Row, ...]:
     return tuple(rows)
 
 
+PRECISION = tuple(
+    row({**where, "precision": precision}, method, "accuracy")
+    for where, precision, method in product(
+        (TEN, FEW), ("float32", "bfloat16"), ("pt_fedavg", "fgpt")
+    )
+)
+VIT_TINY = "vit_tiny_patch16_224.augreg_in21k_ft_in1k@128+bf16"
+SPOT = tuple(  # with the best baseline of the grid
+    row({**FEW, "backbone": VIT_TINY}, method, "accuracy")
+    for method in ("pt_fedavg", "pfedhn", "fgpt")
+)
 UNSEEN = product(("fgpt", "pt_fedavg", "pfedhn"), ("seen_accuracy", "unseen_accuracy"))
 PAPER = Paper(
     key="fgpt",
@@ -77,6 +90,17 @@ PAPER = Paper(
             by_prompt_rate,
             "Own study: do the prompts move enough? A higher learning rate for prompts than for "
             "the head",
+        ),
+        "spot": Figure(
+            SPOT,
+            learning_curves,
+            "Own study: does it carry over to a real ViT? CIFAR-100 at s = 5 on ViT-Tiny/16, 128 "
+            "px, a fifth of the rounds",
+        ),
+        "precision": Figure(
+            PRECISION,
+            learning_curves,
+            "Own study: what do bfloat16 blocks change? FGPT and PT-FedAvg in both precisions",
         ),
     },
     grid=GRID,

@@ -4,6 +4,7 @@ with ours."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from statistics import fmean
 
 from fedbook.papers.claims import Claims, Numbers, label, leads
@@ -168,6 +169,20 @@ def fgpt14(t: Numbers) -> Iterator[Check]:
     embedding = t.cell("table10", "fgpt", "embedding_inference_flops")
     slack = embedding * 1.001  # comparing with G keys takes G d of them, a millionth
     yield below("table10 extra testing FLOPs", mine - plain, slack, equal=True)
+
+
+@claims(
+    "fgpt15",
+    "Own study, no claim of the paper: frozen blocks in bfloat16 change accuracy by less than two "
+    "points (CIFAR-100)",
+    own=True,
+)
+def fgpt15(t: Numbers) -> Iterator[Check]:
+    for s, m in product((10, 5), ("fgpt", "pt_fedavg")):
+        half, full = (
+            t.cell("precision", m, "accuracy", s=s, precision=p) for p in ("bfloat16", "float32")
+        )
+        yield within(f"precision s={s} {m}, bfloat16 and float32", half, full, 2.0)
 
 
 CLAIMS = tuple(claims)

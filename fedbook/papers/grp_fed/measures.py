@@ -15,15 +15,13 @@ if TYPE_CHECKING:
 
 @register("local_tests")
 class LocalTests(Measure):
-    """The four tests at the end, and how the weights went: effective clients and the power q."""
+    """The four tests at the end, and over the rounds how many clients the weights amount to."""
 
     def end(self, run: Simulation, found: dict[str, Any]) -> None:
         found["local"] = local_tests(run)
         seen = [r for r in run.records if r.round in found["rounds"]]
-        curves = found["curves"]
-        curves["effective_clients"] = [metrics.effective_clients(r.weights) for r in seen]
-        if "q" in seen[-1].log:
-            curves["q"] = [r.log["q"] for r in seen]
+        effective = [metrics.effective_clients(r.weights) for r in seen]
+        found["curves"]["effective_clients"] = effective
 
 
 def local_tests(run: Simulation) -> dict[str, Any]:
