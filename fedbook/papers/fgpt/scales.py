@@ -2,7 +2,7 @@
 
 Laptop scale has the published clients, participation, epochs and rounds, with a fifth of each
 client's images, and keeps the frozen blocks in bfloat16; `fgpt/precision` says what that changes.
-The spot check on a ViT-Tiny takes 12 rounds.
+The study of the prompts' rate is of float32. The spot check on a ViT-Tiny takes 12 rounds.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ LAPTOP = Scale(
     ),
 )
 SPOT = replace(LAPTOP, rounds=12, own=replace(LAPTOP.own, tail=1))
-LAPTOP = replace(LAPTOP, sized={"spot": SPOT})
+WHOLE = replace(LAPTOP, own=replace(LAPTOP.own, backbone="hybrid"))
+LAPTOP = replace(LAPTOP, sized={"spot": SPOT, "prompt_rate": WHOLE})
 PRINTED = Scale(
     name="paper",
     rounds=60,
