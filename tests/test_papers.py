@@ -22,7 +22,7 @@ from fedbook.results import Store
 
 ROOT = Path(__file__).parents[1]
 IID = {"name": "iid", "clients": 4}
-STUDIES = ["fedgcr/quirks", "fedgcr/grouping", "fedgcr/spot", "fedgcr/rounds"]
+STUDIES = ["fedgcr/quirks", "fedgcr/grouping", "fedgcr/spot", "fedgcr/spot_rates", "fedgcr/rounds"]
 STUDIES += ["fedgcr/precision", "fedgcr/protocols"]
 STUDIES += ["client2vec/maximum", "client2vec/local"]
 STUDIES += ["grp_fed/fig4_own", "grp_fed/printed", "grp_fed/weights", "grp_fed/choices"]

@@ -163,6 +163,16 @@ def test_what_was_chosen_is_what_is_used(paper, scale):
         assert paper.scale(scale).methods[method] == tune.best(options), method
 
 
+def test_the_rates_of_the_spot_check_are_those_its_trials_chose():
+    spot = FEDGCR.scale("laptop").sized["spot"]
+    tried = {}
+    for run in FEDGCR.specs["fedgcr/spot_rates"].runs("laptop", results=Store().keys()):
+        tried.setdefault(run.row.method, {})[run.row["lr"]] = run.metrics["avg_type"]
+    assert set(tried) == {"fedavg", "afl", "term", "fedgcr"}
+    for method, scores in tried.items():
+        assert spot.methods[method]["lr"] == max(scores, key=scores.get), method
+
+
 def test_a_paper_without_a_grid_says_so():
     with pytest.raises(FedbookError, match="no grid"):
         tune.scores(dataclasses.replace(FEDGCR, grid=None), "laptop", {})

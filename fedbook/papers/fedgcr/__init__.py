@@ -16,7 +16,15 @@ from fedbook.papers.fedgcr.figures import (
     type_maps,
     validation_curves,
 )
-from fedbook.papers.fedgcr.scales import GRID, METRICS, PUBLISHED, SCALES, STUDY, experiment
+from fedbook.papers.fedgcr.scales import (
+    GRID,
+    METRICS,
+    PUBLISHED,
+    SCALES,
+    SPOT_RATES,
+    STUDY,
+    experiment,
+)
 from fedbook.papers.paper import Figure, Paper
 from fedbook.papers.rows import Row
 
@@ -63,6 +71,10 @@ SPOT = tuple(  # the ablation and the two best baselines of Table 6
         ("fedavg", "afl", "term", "fedgr_only", "fedgc_only", "fedgcr"), SCORES
     )
 )
+RATES = tuple(
+    row(method, "avg", "pacs", backbone=VIT_TINY, validation=1, lr=lr)
+    for method, lr in product(("fedavg", "afl", "term", "fedgcr"), SPOT_RATES)
+)
 PRECISION = tuple(
     row(method, metric, "pacs", precision=precision)
     for precision, method, metric in product(
@@ -105,6 +117,11 @@ PAPER = Paper(
             SPOT,
             by_type,
             "Own study: does it carry over to a real ViT? Table 6 at DIF 10 on ViT-Tiny/16, 128 px",
+        ),
+        "spot_rates": Figure(
+            RATES,
+            by_type,
+            "Own study: the rates of the spot check. Accuracy on validation images, ViT-Tiny/16",
         ),
         "rounds": Figure(
             ROUNDS,
