@@ -60,8 +60,8 @@ def type_maps(spec: Spec, runs: Sequence[Run]) -> Drawn:
 
 
 def by_type(spec: Spec, runs: Sequence[Run]) -> Drawn:
-    """Mean test accuracy of the clients of every type, from the types served worst to the best: who
-    is left behind, and by which method.
+    """Mean accuracy of the clients of every type, from the types served worst to the best: who is
+    left behind, and by which method.
     """
     from fedbook import plots
 
@@ -87,7 +87,7 @@ def by_type(spec: Spec, runs: Sequence[Run]) -> Drawn:
         told.append(f"{setting}, {order[0]}: {', '.join(worst)}")
     plots.legend_outside(fig, axes)
     fig.suptitle(heading(spec, runs, "; bars: lowest to highest seed"), fontsize=8)
-    what = "Mean test accuracy of the clients of each type, marker per method; at the type served"
+    what = "Mean accuracy of the clients of each type, marker per method; at the type served"
     return fig, f"{what} worst: {'; '.join(told)}."
 
 
