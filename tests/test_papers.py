@@ -12,7 +12,6 @@ import pytest
 from fedbook import FedbookError, methods, models, papers, plots, tour
 from fedbook.experiment import Experiment, _within
 from fedbook.papers.claims import evaluate
-from fedbook.papers.client2vec.scales import SMALL, SMALL_GRID
 from fedbook.papers.fedgcr import scales as fedgcr
 from fedbook.papers.reproduce import Estimate, overview
 from fedbook.papers.rows import Row, read_csv, read_rows
@@ -533,8 +532,7 @@ def test_every_stored_trial_is_asked_for(key):
     results = Store(ROOT / "results").keys()
     asked = set()
     askers = [(paper, "laptop"), (tour.quick(key), tour.QUICK)]
-    if key == "client2vec":
-        askers.append((dataclasses.replace(paper, scales=(SMALL,), grid=SMALL_GRID), "laptop"))
+    askers += [(paper.with_grid(name), "laptop") for name in paper.more_grids]
     for asker, scale in askers:
         for method, tried in scores(asker, scale, results).items() if asker.grid else ():
             first = asker.grid.first(method)

@@ -149,9 +149,12 @@ def test_no_sample_left_is_said():
 
 
 def tuned():
-    """Every paper at laptop scale, and those stops of the tour that train something."""
+    """Every paper at laptop scale with each of its grids, and those stops of the tour that train
+    something.
+    """
     tour = [(stop.quick, QUICK) for stop in STOPS if stop.grid]
-    return [(paper, "laptop") for paper in PAPERS.values()] + tour
+    more = [p.with_grid(name) for p in PAPERS.values() for name in p.more_grids]
+    return [(paper, "laptop") for paper in (*PAPERS.values(), *more)] + tour
 
 
 @pytest.mark.parametrize(("paper", "scale"), tuned(), ids=lambda x: getattr(x, "key", x))
@@ -176,3 +179,16 @@ def test_the_rates_of_the_spot_check_are_those_its_trials_chose():
 def test_a_paper_without_a_grid_says_so():
     with pytest.raises(FedbookError, match="no grid"):
         tune.scores(dataclasses.replace(FEDGCR, grid=None), "laptop", {})
+    with pytest.raises(FedbookError, match="unknown grid of grp_fed 'sounds'.*images"):
+        GRP_FED.with_grid("sounds")
+
+
+def test_a_grid_of_images_chooses_for_images_alone():
+    on_images = GRP_FED.with_grid("images")
+    options = {"lr": 0.3}
+    for paper, name, rounds in ((GRP_FED, "mitbih", 60), (on_images, "cifar10", 40)):
+        e = tune.trial(paper, "laptop", "fedavg", options, paper.grid.on[0])
+        assert (e.dataset["name"], e.method["lr"], e.rounds) == (name, 0.3, rounds)
+    row = Row(settings={"dataset": "cifar10"}, method="fedavg")
+    used = GRP_FED.experiment(row, GRP_FED.scale("laptop"), 0)
+    assert used.method["lr"] == on_images.scale("laptop").methods["fedavg"]["lr"]

@@ -59,6 +59,8 @@ def add(commands: Commands) -> None:
     p = commands.add("tune", tune, "fedbook tune fedgcr --scale laptop")
     p.add_argument("paper", metavar="PAPER")
     p.add_argument("--quick", action="store_true", help="the settings of `fedbook reproduce`")
+    help = "another of its grids: grp_fed has images, client2vec small"
+    p.add_argument("--grid", metavar="NAME", help=help)
     add_scale(p, "laptop")
     add_jobs(p)
     p = commands.add("figures", figures, "fedbook figures fedgcr/table1 --scale laptop")
@@ -271,6 +273,8 @@ def tune(args: argparse.Namespace) -> int:
 
         paper = quick(paper.key)
         args.scale = QUICK
+    elif args.grid:
+        paper = paper.with_grid(args.grid)
     store = store_of(args)
     store.check_writable()
     jobs = args.jobs or work.default_jobs()

@@ -73,6 +73,7 @@ class Paper:
     maps a printed metric to its path in a result's metrics. `plots` draws tables; `counts` counts
     what needs no training, `derived` computes what follows from several runs. `as_run` says where
     in an experiment a printed setting is found, so that print and run can stand side by side.
+    `more_grids` are for runs of another size or on other data, each with the scale it is for.
     """
 
     key: str
@@ -85,6 +86,7 @@ class Paper:
     figures: Mapping[str, Figure]
     claims: tuple[Claim, ...]
     grid: Grid | None
+    more_grids: Mapping[str, tuple[Scale[Any], Grid]] = field(default_factory=dict)
     plots: Mapping[str, Plot] = field(default_factory=dict)
     counts: Mapping[str, Count] = field(default_factory=dict)
     derived: Mapping[str, Derived] = field(default_factory=dict)
@@ -96,6 +98,13 @@ class Paper:
             if scale.name == name:
                 return scale
         raise unknown(f"scale of {self.key}", name, [s.name for s in self.scales])
+
+    def with_grid(self, name: str) -> Paper:
+        """The same paper with another of its grids, and the scale of that."""
+        if name not in self.more_grids:
+            raise unknown(f"grid of {self.key}", name, self.more_grids)
+        scale, grid = self.more_grids[name]
+        return replace(self, scales=(scale,), grid=grid)
 
     def has(self, scale: str) -> bool:
         return any(s.name == scale for s in self.scales)

@@ -18,7 +18,15 @@ from fedbook.papers.client2vec.figures import (
     local_training,
     sweeps,
 )
-from fedbook.papers.client2vec.scales import GRID, METRICS, SCALES, SIMILAR, experiment
+from fedbook.papers.client2vec.scales import (
+    GRID,
+    METRICS,
+    SCALES,
+    SIMILAR,
+    SMALL,
+    SMALL_GRID,
+    experiment,
+)
 from fedbook.papers.draw import learning_curves
 from fedbook.papers.paper import Figure, Paper
 from fedbook.papers.rows import Row, read_rows
@@ -149,5 +157,6 @@ PAPER = Paper(
         ),
     },
     grid=GRID,
+    more_grids={"small": (SMALL, SMALL_GRID)},
     claims=CLAIMS,
 )

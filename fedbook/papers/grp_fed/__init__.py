@@ -16,7 +16,17 @@ from fedbook.papers.grp_fed.figures import (
     switched,
     two_clients,
 )
-from fedbook.papers.grp_fed.scales import ALL, BETAS, GRID, METRICS, SCALES, SYMBOLS, experiment
+from fedbook.papers.grp_fed.scales import (
+    ALL,
+    BETAS,
+    GRID,
+    IMAGE_GRID,
+    METRICS,
+    ON_IMAGES,
+    SCALES,
+    SYMBOLS,
+    experiment,
+)
 from fedbook.papers.paper import Figure, Paper
 from fedbook.papers.rows import Row
 
@@ -121,5 +131,6 @@ PAPER = Paper(
         ),
     },
     grid=GRID,
+    more_grids={"images": (ON_IMAGES, IMAGE_GRID)},
     claims=CLAIMS,
 )
