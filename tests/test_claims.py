@@ -13,7 +13,7 @@ from fedbook.results import Store
 FIELDS = {"id", "paper", "text", "status", "margin", "clear", "seeds", "scale", "note"}
 FIELDS |= {"verdict", "own_study", "share", "share_interval", "seeds_needed"}
 FIELDS |= {f"checks_{x}" for x in ("for", "against", "open", "missing")}
-OWN = ["gcr14", "gcr15", "gcr16", "gcr17", "fgpt15"]  # studies, no claims of a paper
+OWN = ["gcr14", "gcr15", "gcr16", "gcr17", "fgpt15", "fgpt16"]  # studies, no claims of a paper
 FAILED_IN_PRINT = {"gcr4", "gcr5", "gcr13", "c2v3", "c2v4", "fgpt1", "fgpt7"}
 NOT_IN_PRINT = {
     "gcr11",
@@ -39,10 +39,10 @@ def printed(tmp_path_factory):
     return {v["id"]: v for v in evaluate(Store(tmp_path_factory.mktemp("none")), "published")}
 
 
-def test_all_fifty_four_claims_in_order():
+def test_all_fifty_five_claims_in_order():
     ids = [f"gcr{n}" for n in range(1, 18)] + [f"c2v{n}" for n in range(1, 15)]
     assert list(all_claims()) == ids + [f"grp{n}" for n in range(1, 9)] + [
-        f"fgpt{n}" for n in range(1, 16)
+        f"fgpt{n}" for n in range(1, 17)
     ]
 
 

@@ -300,6 +300,33 @@ def test_a_selector_replaces_the_encoder_in_the_query_only(images):
         build(images, selector=Selector(net), prompted_query=True)
 
 
+def test_an_oracles_keys_are_mean_queries(images):
+    """By hand: unit queries of the training images, averaged by type; as many groups as classes
+    leave every class its own mean.
+    """
+    plain = build(images, centre=False)
+    query = nn.functional.normalize(plain.precompute(images)["cls"], dim=1)
+    kinds = sorted({c.type for c in images.clients})
+    told = build(images, keys="types", groups=len(kinds), centre=False)
+    for key, kind in zip(told.keys, kinds):
+        own = torch.cat([c.train for c in images.clients if c.type == kind])
+        assert torch.allclose(key, query[own].mean(0), atol=1e-6)
+    train = torch.cat([c.train for c in images.clients])
+    present = images.y[train].unique()
+    told = build(images, keys="classes", groups=len(present), centre=False)
+    for key, y in zip(told.keys, present):
+        assert torch.allclose(key, query[train[images.y[train] == y]].mean(0), atol=1e-6)
+    fewer = build(images, keys="classes", groups=2, centre=False)
+    shares = [(told.keys[:, None] - fewer.keys).norm(dim=2).argmin(1) == g for g in (0, 1)]
+    assert all(
+        torch.allclose(k, told.keys[s].mean(0), atol=1e-6) for k, s in zip(fewer.keys, shares)
+    )
+    with pytest.raises(FedbookError, match=f"keys must be 9 x .*, got .{len(kinds)}"):
+        build(images, keys="types", groups=9)
+    with pytest.raises(FedbookError, match="an oracle's keys need the clients' images"):
+        models.build("fgpt", 10, backbone=vit(), keys="types")
+
+
 def test_the_light_selector_is_efficientnet_lite0(images):
     m = build(images, selector="light", centre=False).train()
     assert (

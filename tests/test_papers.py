@@ -27,6 +27,7 @@ STUDIES += ["client2vec/maximum", "client2vec/local"]
 STUDIES += ["grp_fed/fig4_own", "grp_fed/printed", "grp_fed/weights", "grp_fed/choices"]
 STUDIES += ["grp_fed/adaptive", "grp_fed/split", "grp_fed/longer"]
 STUDIES += ["fgpt/unseen", "fgpt/prompt_rate", "fgpt/spot", "fgpt/precision"]
+STUDIES += ["fgpt/grouping", "fgpt/images"]
 
 
 def test_all_34_tables_and_all_figures_are_listed():

@@ -418,7 +418,9 @@ def make_keys(groups: int, d: int, kind: str = "orthogonal", seed: int | None = 
     """
     if kind not in ("orthogonal", "random"):
         raise FedbookError(
-            f"keys are 'orthogonal', 'random' or a tensor, got {kind!r}", "FGPT uses 'orthogonal'"
+            f"keys are 'orthogonal', 'random', an oracle's ({', '.join(ORACLES)}) or a tensor, got "
+            f"{kind!r}",
+            "FGPT uses 'orthogonal'",
         )
     rng = None if seed is None else torch.Generator().manual_seed(seed)
     gauss = torch.randn(d, groups, generator=rng, dtype=torch.float64)
@@ -430,6 +432,28 @@ def make_keys(groups: int, d: int, kind: str = "orthogonal", seed: int | None = 
         )
     q, r = torch.linalg.qr(gauss)
     return (q * r.diagonal().sign()).T.float().contiguous()
+
+
+ORACLES = ("types", "classes")
+
+
+def oracle_keys(federation: Federation, query: Tensor, kind: str, groups: int) -> Tensor:
+    """Keys that no server has: the mean query of each type's training images, or of each of
+    `groups` clusters of classes (k-means of the classes' mean queries).
+    """
+    from sklearn.cluster import KMeans
+
+    rows = torch.cat([c.train for c in federation.clients])
+    if kind == "types":
+        owner = torch.cat([torch.full_like(c.train, c.type) for c in federation.clients])
+    else:
+        owner = federation.y[rows]
+    z = F.normalize(query[rows], dim=1)
+    means = torch.stack([z[owner == v].mean(0) for v in owner.unique()])
+    if kind == "classes" and groups < len(means):
+        cluster = KMeans(groups, n_init=10, random_state=0).fit_predict(means.cpu().numpy())
+        means = torch.stack([means[torch.as_tensor(cluster == g)].mean(0) for g in range(groups)])
+    return means
 
 
 # -- by name; random draws follow torch's seed, which `fedbook.models.build` sets ------------------
@@ -566,20 +590,25 @@ def fgpt(
 ) -> FGPT:
     """FGPT's model, FGPT-U with top_k=5; centre=True subtracts the mean query of the clients'
     training images, one vector of d numbers (and a count) that each client would send once.
-    selector: "light", or a timm network's name."""
+    keys="types" or "classes" are an oracle's. selector: "light", or a timm network's name."""
     start = _start(federation, backbone)
     mean = None
     light = load_selector(federation, selector) if isinstance(selector, str) else selector
-    if centre:
+    oracle = isinstance(keys, str) and keys in ORACLES
+    if centre or oracle:
         if isinstance(federation, int):
             raise FedbookError(
-                "centring needs the clients' images, got a number of classes", "pass a federation"
+                "centring and an oracle's keys need the clients' images, got a number of classes",
+                "pass a federation",
             )
         if light is None:
             e = PromptedViT(**start).precompute(federation)["cls"]
         else:
             e = light.queries(federation)
-        mean = e[torch.cat([c.train for c in federation.clients])].mean(0)
+        if centre:
+            mean = e[torch.cat([c.train for c in federation.clients])].mean(0)
+        if oracle:
+            keys = oracle_keys(federation, e if mean is None else e - mean, str(keys), groups)
     return FGPT(
         **start,
         prompts=prompts,

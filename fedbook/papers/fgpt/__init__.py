@@ -1,5 +1,5 @@
 """FGPT: Tables 1-4, 6-11, Figures 2 and 3, and our own studies: unseen clients, the prompts'
-rate, precision, and a real ViT.
+rate, precision, a real ViT, an oracle's groups, and more images.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from fedbook.papers.fgpt.figures import (
     accuracy_curves,
     by_prompt_rate,
     global_against_worst,
+    grouped_by,
     seen_and_unseen,
 )
 from fedbook.papers.fgpt.scales import GRID, METRICS, SCALES, experiment
@@ -53,6 +54,12 @@ SPOT = tuple(  # with the best baseline of the grid
     row({**FEW, "backbone": VIT_TINY}, method, "accuracy")
     for method in ("pt_fedavg", "pfedhn", "fgpt")
 )
+GROUPING = tuple(
+    row({**where, "groups_by": by}, "pt_fedavg" if by == "nothing" else "fgpt", "accuracy")
+    for where, oracle in ((FEW, "classes"), (FIVE, "types"))
+    for by in ("nothing", "keys", oracle)
+)
+IMAGES = tuple(row({**FEW, "images": 500}, m, "accuracy") for m in ("pt_fedavg", "fgpt"))
 UNSEEN = product(("fgpt", "pt_fedavg", "pfedhn"), ("seen_accuracy", "unseen_accuracy"))
 PAPER = Paper(
     key="fgpt",
@@ -101,6 +108,16 @@ PAPER = Paper(
             PRECISION,
             learning_curves,
             "Own study: what do bfloat16 blocks change? FGPT and PT-FedAvg in both precisions",
+        ),
+        "grouping": Figure(
+            GROUPING,
+            grouped_by,
+            "Own study: groups by an oracle, the domain or a cluster of classes, instead of keys",
+        ),
+        "images": Figure(
+            IMAGES,
+            learning_curves,
+            "Own study: do group prompts get enough images? All 500 of a client at s = 5",
         ),
     },
     grid=GRID,

@@ -185,4 +185,19 @@ def fgpt15(t: Numbers) -> Iterator[Check]:
         yield within(f"precision s={s} {m}, bfloat16 and float32", half, full, 2.0)
 
 
+@claims(
+    "fgpt16",
+    "Own study, no claim of the paper: groups by an oracle, of classes or of domains, are better "
+    "than groups by keys",
+    own=True,
+)
+def fgpt16(t: Numbers) -> Iterator[Check]:
+    for dataset, oracle in (("cifar100", "classes"), ("five_dataset", "types")):
+        told, keys = (
+            t.cell("grouping", "fgpt", "accuracy", dataset=dataset, groups_by=by)
+            for by in (oracle, "keys")
+        )
+        yield above(f"grouping {dataset} by {oracle} over by keys", told, keys)
+
+
 CLAIMS = tuple(claims)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbook.papers.draw import Drawn, Methods, by_method, data_name, heading
+from fedbook.papers.draw import Drawn, Methods, by_method, compared, data_name, heading
 from fedbook.papers.layout import in_words, used_values
 from fedbook.papers.spec import Run, Spec, finished
 
@@ -141,3 +141,28 @@ def by_prompt_rate(spec: Spec, runs: Sequence[Run]) -> Drawn:
     fig.suptitle(heading(spec, runs, "; bars: lowest to highest seed"), fontsize=8)
     what = "Accuracy and agreement of prompts against the prompts' rate over the head's."
     return fig, f"{what} {'; '.join(said)}."
+
+
+def grouped_by(spec: Spec, runs: Sequence[Run]) -> Drawn:
+    """Accuracy without groups, with groups by keys and by an oracle: a bar for the mean, a dot for
+    each seed.
+    """
+    from fedbook import plots
+
+    datasets = compared(runs, "dataset", "groups_by")
+    fig, axes = plots.panels(len(datasets), width=3.6)
+    said = []
+    for ax, dataset in zip(axes, datasets):
+        found: dict[str, list[float]] = {}
+        for r in finished(runs):
+            if r.row["dataset"] == dataset:
+                found.setdefault(r.row["groups_by"], []).append(100 * r.metrics["tail"])
+        title = data_name(runs, dataset)
+        for k, (by, values) in enumerate(found.items()):
+            ax.bar(k, np.mean(values), color=plots.type_colours(3)[k], width=0.6)
+            ax.plot([k] * len(values), values, "o", ms=4, color="black", mfc="white")
+            said.append(f"{title}, by {by}: {np.mean(values):.1f}")
+        ax.set_xticks(range(len(found)), list(found))
+        ax.set(title=title, xlabel="images are grouped by", ylabel="accuracy (%)")
+    fig.suptitle(heading(spec, runs, "; dots: seeds"), fontsize=8)
+    return fig, f"Accuracy by how images are grouped. {'; '.join(said)}."

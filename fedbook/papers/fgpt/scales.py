@@ -2,7 +2,8 @@
 
 Laptop scale has the published clients, participation, epochs and rounds, with a fifth of each
 client's images, and keeps the frozen blocks in bfloat16; `fgpt/precision` says what that changes.
-The study of the prompts' rate is of float32. The spot check on a ViT-Tiny takes 12 rounds.
+The study of the prompts' rate is of float32. The spot check on a ViT-Tiny takes 12 rounds, the
+study with all of a client's images 24.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ LAPTOP = Scale(
     rounds=60,
     evaluate_every=4,
     seeds=2,
-    seeds_of=dict.fromkeys((*SWEEPS, "spot"), 1),
+    seeds_of=dict.fromkeys((*SWEEPS, "spot", "images"), 1),
     data={
         "cifar100": {"name": "cifar100"},
         "cifar100_c": {"name": "cifar100_c"},
@@ -85,7 +86,8 @@ LAPTOP = Scale(
 )
 SPOT = replace(LAPTOP, rounds=12, own=replace(LAPTOP.own, tail=1))
 WHOLE = replace(LAPTOP, own=replace(LAPTOP.own, backbone="hybrid"))
-LAPTOP = replace(LAPTOP, sized={"spot": SPOT, "prompt_rate": WHOLE})
+EVERY = replace(LAPTOP, rounds=24, own=replace(LAPTOP.own, limit=[500, 40]))
+LAPTOP = replace(LAPTOP, sized={"spot": SPOT, "prompt_rate": WHOLE, "images": EVERY})
 PRINTED = Scale(
     name="paper",
     rounds=60,
@@ -143,7 +145,7 @@ def experiment(row: Row, scale: Scale[Clients], seed: int) -> Experiment | None:
     """Mean accuracy over the last rounds, pooled over the clients' own test samples."""
     if row["dataset"] not in scale.data:
         return None
-    if (row["backbone"] or row["precision"]) and scale.name != "laptop":
+    if (row["backbone"] or row["precision"] or row["images"]) and scale.name != "laptop":
         return None
     partition = _partition(row, scale)
     if partition is None:
@@ -192,6 +194,8 @@ def _model(row: Row, own: Clients) -> Options:
     if model["name"] == "fgpt":
         usual = 5 if row["dataset"] == "five_dataset" else GROUPS.get(row["s"], 20)
         model["groups"] = row["num_groups"] or usual
+        if row["groups_by"] not in (None, "keys"):
+            model["keys"] = row["groups_by"]
     if (row["top_k"] or 1) > 1:
         model["top_k"] = row["top_k"]
     return model
