@@ -52,7 +52,7 @@ IMAGES: dict[str, Options] = {  # on CIFAR-10, chosen by IMAGE_GRID
     "per_fedavg": {"lr": 0.02, "alpha": 0.005},
     "pfedme": {"lr": 0.05, "personal_lr": 0.05},
     "lg_fedavg": {"lr": 0.02},
-    "grp_fed": {"lr": 0.02, "q": 2.0},
+    "grp_fed": {"lr": 0.05, "q": 2.0},
 }
 
 SMOKE = Scale(
