@@ -3,13 +3,23 @@ and stay untested."""
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
 from fedbook.papers import PAPERS
-from fedbook.papers.claims import Number, Numbers, all_claims, evaluate, numbers
+from fedbook.papers.claims import (
+    Number,
+    Numbers,
+    all_claims,
+    evaluate,
+    judge_all,
+    numbers,
+    tally,
+)
 from fedbook.results import Store
 
+ROOT = Path(__file__).parents[1]
 FIELDS = {"id", "paper", "text", "status", "margin", "clear", "seeds", "scale", "note"}
 FIELDS |= {"verdict", "own_study", "share", "share_interval", "seeds_needed"}
 FIELDS |= {f"checks_{x}" for x in ("for", "against", "open", "missing")}
@@ -201,6 +211,13 @@ def test_equivalence_claims_are_tested_as_equivalence():
 
 def test_own_studies_are_marked():
     assert [c.id for c in all_claims().values() if c.own] == OWN
+
+
+@pytest.mark.parametrize("key", PAPERS)
+def test_the_readme_tells_the_stored_verdicts(key):
+    told = tally(judge_all(Store(ROOT / "results"), None, key))["claims"]
+    line = f"| {PAPERS[key].title} | {' | '.join(map(str, told.values()))} |"
+    assert line in (ROOT / "README.md").read_text()
 
 
 def test_a_picture_of_all_checks():

@@ -119,10 +119,6 @@ LAPTOP = Scale(
         fixed={"pfedme": {"lam": 5.0, "steps": 2}, "grp_fed": {"start": "received"}},
     ),
 )
-# Figure 4 takes half of the rounds, so that eleven betas can have three seeds each; so does it with
-# extractors of an own start.
-HALF = replace(LAPTOP, rounds=60, evaluate_every=10)
-LAPTOP = replace(LAPTOP, sized={"fig4": HALF, "fig4_own": HALF})
 PRINTED = Scale(
     name="paper",
     rounds=100,
