@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedbook import Device, methods, models, simulate
+from fedbook import Device, evaluate, methods, models, simulate
 
 COPIES = {
     torch.ops.aten._to_copy.default,
@@ -156,3 +156,18 @@ def test_compile_is_asked_of_embed(images, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda f: asked.append(f.__name__) or f)
     params_of(images, Device("cpu", compile=True))
     assert asked == ["embed"]
+
+
+def test_a_classifier_is_tested_in_the_fast_format_and_says_the_same(images):
+    """Only the order in memory changes, and only for networks that do not mind."""
+    model = models.build("cnn", images, width=4, hidden=8)
+    seen = []
+    model.features.register_forward_pre_hook(
+        lambda _, x: seen.append(x[0].is_contiguous(memory_format=torch.channels_last))
+    )
+    scores = []
+    for model.any_format in (True, False):
+        scores.append(evaluate(model, images))
+    assert seen == [True, False]
+    assert scores[0].acc == scores[1].acc
+    assert scores[0].loss == pytest.approx(scores[1].loss, abs=1e-6)

@@ -41,6 +41,8 @@ class Classifier(nn.Module):
     head(embed(x))`.
     """
 
+    any_format = True  # its layers take images in any memory format
+
     def __init__(
         self,
         features: nn.Module,

@@ -41,11 +41,14 @@ def predict(
         return torch.empty(0, device=index.device), index
     was_training = model.training
     model.eval()
+    any_format = getattr(model, "any_format", False)
     losses = []
     classes = []
     for part in index.split(batch):
         known = {name: t[part] for name, t in precomputed.items()}
         x = device.images(federation.inputs(part))
+        if any_format and x.ndim == 4:  # convolutions on a CPU take half the time
+            x = x.contiguous(memory_format=torch.channels_last)
         with device.autocast():
             if z is None:
                 logits = model(x, **known)
