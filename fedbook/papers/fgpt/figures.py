@@ -35,6 +35,7 @@ def global_against_worst(spec: Spec, runs: Sequence[Run]) -> Drawn:
     told = []
     for ax, (dataset, settings) in zip(axes, parts.items()):
         title = data_name(runs, dataset)
+        named: set[str] = set()
         for k, (s, methods) in enumerate(settings.items()):
             for method, own in methods.items():
                 look = plots.look(method)
@@ -43,7 +44,9 @@ def global_against_worst(spec: Spec, runs: Sequence[Run]) -> Drawn:
                 face = "none" if k else look["color"]
                 marks: dict[str, Any] = {"marker": look["marker"], "markeredgecolor": look["color"]}
                 marks |= {"markerfacecolor": face, "linestyle": "none", "clip_on": False}
-                ax.plot(x, y, markersize=7, label=None if k else look["label"], **marks)
+                label = None if method in named else look["label"]
+                named.add(method)
+                ax.plot(x, y, markersize=7, label=label, **marks)
                 where = "" if s is None else f", {_classes(spec, runs, s)}"
                 pair = f"{np.mean(x):.2f} / {np.mean(y):.2f}"
                 told.append(f"{title}{where}, {look['label']} {pair}")
@@ -65,13 +68,15 @@ def accuracy_curves(spec: Spec, runs: Sequence[Run]) -> Drawn:
     [settings] = _parts(runs).values()
     fig, (ax,) = plots.panels(1, 6.2, 4.0)
     told = []
+    named: set[str] = set()
     for k, (s, methods) in enumerate(settings.items()):
         for method, own in methods.items():
             look = plots.look(method) | {"linestyle": "--" if k else "-"}
             rounds = own[0].metrics["rounds"]
             mean = np.mean([r.metrics["curves"]["avg_sample"] for r in own], axis=0)
-            named = look | {"label": None if k else look["label"]}
-            ax.plot(rounds, mean, markevery=max(1, len(rounds) // 6), **named)
+            shown = look | {"label": None if method in named else look["label"]}
+            named.add(method)
+            ax.plot(rounds, mean, markevery=max(1, len(rounds) // 6), **shown)
             told.append(f"{look['label']}, {_classes(spec, runs, s)}: {mean[-1]:.2f}")
     said = [_classes(spec, runs, s) for s in settings]
     title = f"{data_name(runs, next(iter(_parts(runs))))}; solid: {said[0]}, dashed: {said[-1]}"
@@ -144,7 +149,7 @@ def by_prompt_rate(spec: Spec, runs: Sequence[Run]) -> Drawn:
 
 
 def grouped_by(spec: Spec, runs: Sequence[Run]) -> Drawn:
-    """Accuracy without groups, with groups by keys and by an oracle: a bar for the mean, a dot for
+    """Accuracy without groups, with groups by keys and by an oracle: a line for the mean, a dot for
     each seed.
     """
     from fedbook import plots
@@ -159,10 +164,12 @@ def grouped_by(spec: Spec, runs: Sequence[Run]) -> Drawn:
                 found.setdefault(r.row["groups_by"], []).append(100 * r.metrics["tail"])
         title = data_name(runs, dataset)
         for k, (by, values) in enumerate(found.items()):
-            ax.bar(k, np.mean(values), color=plots.type_colours(3)[k], width=0.6)
-            ax.plot([k] * len(values), values, "o", ms=4, color="black", mfc="white")
+            colour = plots.type_colours(3)[k]
+            ax.hlines(np.mean(values), k - 0.25, k + 0.25, color=colour)
+            ax.plot([k] * len(values), values, "o", color=colour)
             said.append(f"{title}, by {by}: {np.mean(values):.1f}")
         ax.set_xticks(range(len(found)), list(found))
+        ax.margins(x=0.2, y=0.15)
         ax.set(title=title, xlabel="images are grouped by", ylabel="accuracy (%)")
-    fig.suptitle(heading(spec, runs, "; dots: seeds"), fontsize=8)
+    fig.suptitle(heading(spec, runs, "; dots: seeds, lines: their mean"), fontsize=8)
     return fig, f"Accuracy by how images are grouped. {'; '.join(said)}."
