@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from fedbook.data import Dataset
     from fedbook.federation import Federation
-    from fedbook.rounds import Method
+    from fedbook.measures import Measure
+    from fedbook.rounds import Method, Simulation
 
 Options = dict[str, Any]
 PROMPTED: dict[str, Options] = {  # methods that train prompts, and the models that have them
@@ -143,37 +144,49 @@ class Experiment:
         callbacks: Sequence[Any] = (),
     ) -> Result:
         """The same on a federation (and with a model) of your own."""
+        began = time.perf_counter()
+        options: dict[str, Any] = {"quiet": quiet, "checkpoint": checkpoint, "device": device}
+        options["callbacks"] = callbacks
+        run, asked = self._simulated(self.build_method(), federation, model, **options)
+        return self._measured(run, asked, began)
+
+    def _simulated(
+        self, method: Method, federation: Federation, model: Module | None = None, **options: Any
+    ) -> tuple[Simulation, list[Measure]]:
+        """The finished run, and the measures that have watched it."""
         from fedbook import measures, models
         from fedbook.rounds import simulate
 
-        began = time.perf_counter()
         asked = [measures.build(m["name"], **part_options(m)) for m in self.measures]
         for measure in asked:
             federation = measure.begin(federation, self.seed)
         if model is None:
-            options = part_options(self.model)
-            model = models.build(self.model["name"], federation, seed=self.seed, **options)
+            shape = part_options(self.model)
+            model = models.build(self.model["name"], federation, seed=self.seed, **shape)
         run = simulate(
-            self.build_method(),
+            method,
             federation,
             model,
             rounds=self.rounds,
             seed=self.seed,
-            device=device,
-            checkpoint=checkpoint,
             evaluate_every=self.evaluate_every,
-            quiet=quiet,
-            callbacks=callbacks,
+            **options,
         )
         resumed = len(run.records)
         for record in run:
             for measure in asked if record.round > resumed else ():
                 measure.after_round(run, record)
+        return run, asked
+
+    def _measured(self, run: Simulation, asked: Sequence[Measure], began: float) -> Result:
+        """The line of a finished run."""
+        from fedbook import measures
+
         found = measures.usual(run, self.tail)
         for measure in asked:
             measure.end(run, found)
         return self.line(found, began) | {
-            "data": _plain(federation.provenance),
+            "data": _plain(run.federation.provenance),
             "device": str(run.device.torch),
             "engine": run.engine,
         }
@@ -191,6 +204,42 @@ class Experiment:
             "seconds": round(time.perf_counter() - began, 3),
             "metrics": _plain(metrics),
         }
+
+
+def alike(e: Experiment) -> str | None:
+    """What runs that differ in their personal models alone have in common; None of a run whose
+    personal models have a say in the global one, or that has none.
+    """
+    personal = e.build_method().personal
+    if personal is None or not personal.aside:
+        return None
+    rest = {name: part for name, part in e.described.items() if name != "personal"}
+    return json.dumps([{**e.config, "method": e.method["name"]}, rest], sort_keys=True)
+
+
+def run_together(experiments: Sequence[Experiment]) -> list[Result]:
+    """The lines of runs that are `alike`: the global model is trained once, the personal ones
+    beside each other. Everything but the seconds is as if they had run one by one.
+    """
+    from fedbook.rounds.beside import Beside
+
+    began = time.perf_counter()
+    methods = [e.build_method() for e in experiments]
+    stages = tuple(m.personal for m in methods if m.personal is not None)
+    first = experiments[0]
+    together = methods[0].replace(personal=Beside(stages=stages))
+    run, asked = first._simulated(together, first.build_federation(), quiet=True)
+    memories = {id: memory.pop("personal") for id, memory in run.memory.items()}
+    lines = []
+    for i, (e, method) in enumerate(zip(experiments, methods)):
+        run.method = method
+        for id, memory in run.memory.items():
+            memory["personal"] = memories[id][str(i)]
+        run.score(run.records[-1])
+        run.load(run.params)
+        lines.append(e._measured(run, asked, began))
+    seconds = round((time.perf_counter() - began) / len(lines), 3)
+    return [{**line, "seconds": seconds, "together": len(lines)} for line in lines]
 
 
 def plain(method: str, dataset: str, *, scale: str = "laptop", seed: int = 0) -> Experiment:

@@ -3,6 +3,7 @@ discriminator."""
 
 import copy
 import dataclasses
+import json
 import math
 
 import pytest
@@ -11,7 +12,8 @@ from helpers import LOCAL, mlp, personal, run, same, traffic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbook import FedbookError, methods, metrics, papers
+from fedbook import FedbookError, experiment, methods, metrics, papers
+from fedbook.experiment import Experiment, run_together
 from fedbook.methods.grp_fed import (
     AdaptivePower,
     AdversarialLocal,
@@ -20,6 +22,8 @@ from fedbook.methods.grp_fed import (
     generator_loss,
 )
 from fedbook.papers.grp_fed import scales as paper
+from fedbook.papers.reproduce import together
+from fedbook.results import _outcome
 from fedbook.rounds import Equal, LocalSolver, Report
 from fedbook.rounds.params import count_bytes
 from fedbook.rounds.weights import normalise
@@ -443,8 +447,6 @@ def test_figures_are_drawn_from_results(id):
 
 
 def test_a_run_keeps_effective_clients_and_powers_over_time():
-    from fedbook.experiment import Experiment
-
     beats = {"name": "ecg_offline", "patients": 4, "beats": 20, "length": 30}
     model = {"name": "ecg_resnet", "width": 4, "norm": "group", "hidden": 4}
     method = {"name": "grp_fed", "q": 10.0, "epochs": 1, "batch_size": 16, "lr": 0.01}
@@ -462,6 +464,41 @@ def test_a_run_keeps_effective_clients_and_powers_over_time():
     assert all(1 <= n <= 4 for n in curves["effective_clients"]) and abs(curves["q"][-1] - 10) <= 3
     plain = dataclasses.replace(e, method={"name": "fedavg", "lr": 0.01})
     assert "q" not in plain.run()["metrics"]["curves"]
+
+
+def test_runs_with_one_global_model_give_the_same_together_as_alone():
+    """beta, the start and the discriminator are no matter of the global model; q is."""
+    beats = {"name": "ecg_offline", "patients": 4, "beats": 60, "length": 30}
+    quick = {"name": "grp_fed", "epochs": 2, "batch_size": 8, "lr": 0.05, "q": 0.5}
+    quick["participation"] = 3
+    changes = ({"beta": 0.2}, {"start": "received"}, {"hidden": 8, "beta": 0.9})
+    runs = []
+    for change in ({}, *changes, {"q": 2.0}):
+        e = Experiment(
+            dataset=beats,
+            partition={"name": "by_group", "test": "domain"},
+            model={"name": "ecg_resnet", "width": 4, "norm": "group", "hidden": 4},
+            method=quick | change,
+            rounds=4,
+            evaluate_every=2,
+            measures=({"name": "local_tests"}, {"name": "global_losses"}),
+        )
+        runs.append(("grp_fed/fig4", e))
+    *alike, other = runs
+    assert together(runs) == [alike, [other]]
+    assert [len(g) for g in together(alike * 2)] == [6, 2]
+    alone = [e.run() for _, e in alike]
+    assert len({json.dumps(r["metrics"]["local"]) for r in alone}) == 4
+    for one, line in zip(alone, run_together([e for _, e in alike])):
+        assert _outcome(one["metrics"]) == _outcome(line["metrics"])
+        assert one["config"] == line["config"] and one["method"] == line["method"]
+        assert line["together"] == 4
+
+
+def test_personal_models_that_have_a_say_in_the_global_one_are_trained_alone():
+    spec = papers.get("grp_fed/table1").runs("smoke")
+    sharing = {r.row.method for r in spec if experiment.alike(r.experiment)}
+    assert sharing == {"grp_fed"}
 
 
 @pytest.mark.parametrize("dataset", ["mit_bih", "cifar10"])

@@ -122,6 +122,7 @@ class AdversarialLocal(Personal):
     method.
     """
 
+    aside = True
     beta: float = 0.5
     gan_loss: str = "bce"
     hidden: int = 64

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedbook.check import cores
 from fedbook.errors import Diverged, FedbookError
-from fedbook.experiment import Experiment
+from fedbook.experiment import Experiment, alike, run_together
 from fedbook.papers.layout import Grid, lay_out
 from fedbook.papers.spec import Run, Spec, ordering, terms
 from fedbook.results import Result, Store
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Todo = tuple[str, Experiment]  # the table that asked first, and the run
+Outcome = tuple[str, Experiment, Result | FedbookError]
+AT_ONCE = 6  # runs that share a global model: what a kill may cost
 
 
 # -- what there is ---------------------------------------------------------------------------------
@@ -126,24 +128,31 @@ def compute(
     return list(errors)
 
 
-def _outcomes(
-    todo: Sequence[Todo], jobs: int
-) -> Generator[tuple[str, Experiment, Result | FedbookError], None, None]:
-    if jobs <= 1 or len(todo) <= 1:
-        for id, e in todo:
-            yield id, e, _attempt(e)
+def together(todo: Sequence[Todo]) -> list[list[Todo]]:
+    """Runs that differ in their personal models alone go together, `AT_ONCE` at most."""
+    groups: dict[str, list[Todo]] = {}
+    for id, e in todo:
+        groups.setdefault(alike(e) or e.key, []).append((id, e))
+    return [g[i : i + AT_ONCE] for g in groups.values() for i in range(0, len(g), AT_ONCE)]
+
+
+def _outcomes(todo: Sequence[Todo], jobs: int) -> Generator[Outcome, None, None]:
+    groups = together(todo)
+    if jobs <= 1 or len(groups) <= 1:
+        for group in groups:
+            yield from _attempt(group)
         return
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(min(jobs, len(todo)), context, initializer=_one_thread)
+    pool = ProcessPoolExecutor(min(jobs, len(groups)), context, initializer=_one_thread)
     try:
-        pending = {pool.submit(_attempt, e): (id, e) for id, e in todo}
+        pending = [pool.submit(_attempt, group) for group in groups]
         died = False
         for future in as_completed(pending):
             if isinstance(future.exception(), BrokenProcessPool):
                 died = True  # what others have finished is still to come
             else:
-                yield (*pending[future], future.result())
+                yield from future.result()
         if died:
             hint = "run again with --jobs 1; finished runs are kept"
             raise FedbookError("a worker process died (out of memory?)", hint)
@@ -180,7 +189,18 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _attempt(experiment: Experiment) -> Result | FedbookError:
+def _attempt(group: Sequence[Todo]) -> list[Outcome]:
+    """The lines of runs that go together; one by one where one of them fails."""
+    if len(group) > 1:
+        try:
+            lines = run_together([e for _, e in group])
+            return [(id, e, line) for (id, e), line in zip(group, lines)]
+        except FedbookError:
+            pass
+    return [(id, e, _alone(e)) for id, e in group]
+
+
+def _alone(experiment: Experiment) -> Result | FedbookError:
     """The line of a run, also of one that diverged, or what must be put right."""
     began = time.perf_counter()
     try:

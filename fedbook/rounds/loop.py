@@ -202,10 +202,14 @@ class Simulation(Server, Clients):
     def _score(self, record: Record) -> Record:
         """The record with the scores of its round, if it is time to test."""
         if record.round % self._every == 0 or record.round == self.rounds:
-            for kind, scores in self._scores(record.round).items():
-                for name in SCORES:
-                    setattr(record, f"{kind}_{name}", getattr(scores, name))
+            self.score(record)
         return record
+
+    def score(self, record: Record) -> None:
+        """Test the models as they are now, and keep that in the record."""
+        for kind, scores in self._scores(record.round).items():
+            for name in SCORES:
+                setattr(record, f"{kind}_{name}", getattr(scores, name))
 
     def _losses(self, reports: list[Report], t: int) -> list[float]:
         if isinstance(self._engine, Lockstep) and self._engine.keeps_received:

@@ -32,7 +32,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import torch
 import torch.nn.functional as F
@@ -371,9 +380,11 @@ class Update(Stage):
 class Personal(Stage):
     """Parameters whose names match a pattern of `keep` never leave the client.
 
-    `alone=True`: only the clients' own models are tested, no global one.
+    `alone=True`: only the clients' own models are tested, no global one. A class that is `aside`
+    trains its models beside the global one, which is the same whatever they are.
     """
 
+    aside: ClassVar[bool] = False
     keep: tuple[str, ...] = ()
     alone: bool = field(default=False, kw_only=True)
 
