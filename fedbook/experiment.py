@@ -7,7 +7,8 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from fedbook.data import Dataset
     from fedbook.federation import Federation
     from fedbook.measures import Measure
-    from fedbook.rounds import Method, Simulation
+    from fedbook.rounds import Method, Record, Simulation
 
 Options = dict[str, Any]
 PROMPTED: dict[str, Options] = {  # methods that train prompts, and the models that have them
@@ -32,6 +33,8 @@ PROMPTED: dict[str, Options] = {  # methods that train prompts, and the models t
     "pfedhn": {"name": "vpt"},
     "pt_fedavg": {"name": "vpt"},
 }
+# options of a model that matter only when it is tested, and what they are usually
+TEST_ONLY: dict[str, Options] = {"fgpt": {"top_k": 1}}
 _DESCRIBED: dict[str, dict[str, Any]] = {}
 
 
@@ -206,40 +209,75 @@ class Experiment:
         }
 
 
-def alike(e: Experiment) -> str | None:
-    """What runs that differ in their personal models alone have in common; None of a run whose
-    personal models have a say in the global one, or that has none.
+def alike(e: Experiment) -> str:
+    """What runs have in common that differ only in personal models with no say in the global one,
+    or in how the trained model is tested; of any other run its key.
     """
     personal = e.build_method().personal
-    if personal is None or not personal.aside:
-        return None
-    rest = {name: part for name, part in e.described.items() if name != "personal"}
-    return json.dumps([{**e.config, "method": e.method["name"]}, rest], sort_keys=True)
+    aside = personal is not None and personal.aside
+    tests = {} if e.measures else TEST_ONLY.get(e.model["name"], {})
+    if not (aside or tests):
+        return e.key
+    told = {**e.config, "method": [e.method["name"], e.method.get("quirks")]}
+    told["model"] = {name: value for name, value in e.model.items() if name not in tests}
+    parts = {name: part for name, part in e.described.items() if not (aside and name == "personal")}
+    return json.dumps([told, parts], sort_keys=True)
 
 
 def run_together(experiments: Sequence[Experiment]) -> list[Result]:
-    """The lines of runs that are `alike`: the global model is trained once, the personal ones
-    beside each other. Everything but the seconds is as if they had run one by one.
+    """The lines of runs that are `alike`, of one training: personal models are trained beside each
+    other, and the model is tested in every way. All but the seconds is as if they had run alone.
     """
     from fedbook.rounds.beside import Beside
 
     began = time.perf_counter()
-    methods = [e.build_method() for e in experiments]
-    stages = tuple(m.personal for m in methods if m.personal is not None)
-    first = experiments[0]
-    together = methods[0].replace(personal=Beside(stages=stages))
-    run, asked = first._simulated(together, first.build_federation(), quiet=True)
-    memories = {id: memory.pop("personal") for id, memory in run.memory.items()}
+    ways = [(i, e, e.build_method()) for i, e in enumerate(experiments)]
+    first, method = ways[0][1:]
+    if method.personal is not None and method.personal.aside:
+        stages = tuple(m.personal for _, _, m in ways if m.personal is not None)
+        method = method.replace(personal=Beside(stages=stages))
+    records: list[list[Record]] = [[] for _ in ways]
+
+    def test(run: Simulation, record: Record) -> None:
+        for way in ways:
+            mine = dataclasses.replace(record)
+            if way[0] and run.due(record.round):
+                with _seen(run, *way):
+                    run.score(mine)
+            records[way[0]].append(mine)
+
+    run, asked = first._simulated(method, first.build_federation(), callbacks=[test], quiet=True)
     lines = []
-    for i, (e, method) in enumerate(zip(experiments, methods)):
-        run.method = method
-        for id, memory in run.memory.items():
-            memory["personal"] = memories[id][str(i)]
-        run.score(run.records[-1])
-        run.load(run.params)
-        lines.append(e._measured(run, asked, began))
+    for way in ways:
+        with _seen(run, *way):
+            run.records = records[way[0]]
+            run.load(run.params)
+            lines.append(way[1]._measured(run, asked, began))
     seconds = round((time.perf_counter() - began) / len(lines), 3)
     return [{**line, "seconds": seconds, "together": len(lines)} for line in lines]
+
+
+@contextmanager
+def _seen(run: Simulation, i: int, e: Experiment, method: Method) -> Iterator[None]:
+    """A run of several as if only the i-th of them had been made."""
+    trained = run.method
+    kept = {id: memory.get("personal", {}) for id, memory in run.memory.items()}
+    usual = TEST_ONLY.get(e.model["name"], {})
+    before = {name: getattr(run.model, name) for name in usual}
+    for name, value in usual.items():
+        setattr(run.model, name, e.model.get(name, value))
+    if trained.personal is not None:
+        run.method = method
+        for id, memory in run.memory.items():
+            memory["personal"] = kept[id].get(str(i), {})
+    try:
+        yield
+    finally:
+        run.method = trained
+        for id, memory in run.memory.items():
+            memory["personal"] = kept[id]
+        for name, value in before.items():
+            setattr(run.model, name, value)
 
 
 def plain(method: str, dataset: str, *, scale: str = "laptop", seed: int = 0) -> Experiment:

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedbook import FedbookError, methods, models, papers, simulate
+from fedbook.experiment import alike, run_together
 from fedbook.methods.fedmix import MeanMixup
 from fedbook.methods.fgpt import AveragedKeys, GroupCounts, effective
 from fedbook.methods.pt_fedavg import PromptSimilarity, mean_cosine
 from fedbook.models.backbones import Prepare
 from fedbook.models.prompts import FGPT, Selector, vpt
+from fedbook.results import _outcome
 from fedbook.rounds import Report, evaluate
 from fedbook.rounds.weights import Weights
 
@@ -463,3 +465,18 @@ def test_rows_of_several_tables_share_their_runs():
         assert similar["pt_fedavg_share"] not in two.values()
         few = keys("fgpt/table1", scale, dataset="cifar100", s=5)
         assert few["fgpt"] == keys("fgpt/table3", scale, s=5, num_groups=25)["fgpt"]
+
+
+def test_one_training_serves_every_number_of_groups_asked_when_tested():
+    """Table 6's rows with U = 1, 2, 5 differ only when tested, so they are trained once."""
+    runs = [r.experiment for r in papers.get("fgpt/table6").runs("smoke")]
+    few = runs[0].partition | {"clients": 6, "limit": [20, 20]}
+    asked = [dataclasses.replace(e, partition=few, rounds=3, evaluate_every=2) for e in runs]
+    assert len({alike(e) for e in asked}) == 1 and len(asked) == 3
+    alone = [e.run() for e in asked]
+    assert len({str(r["metrics"]["curves"]["avg_client"]) for r in alone}) == 3
+    for one, line in zip(alone, run_together(asked)):
+        assert _outcome(one["metrics"]) == _outcome(line["metrics"])
+        assert one["config"] == line["config"] and one["data"] == line["data"]
+    other = dataclasses.replace(asked[0], model=asked[0].model | {"groups": 7})
+    assert alike(other) != alike(asked[0])

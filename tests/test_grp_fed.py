@@ -12,8 +12,8 @@ from helpers import LOCAL, mlp, personal, run, same, traffic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbook import FedbookError, experiment, methods, metrics, papers
-from fedbook.experiment import Experiment, run_together
+from fedbook import FedbookError, methods, metrics, papers
+from fedbook.experiment import Experiment, alike, run_together
 from fedbook.methods.grp_fed import (
     AdaptivePower,
     AdversarialLocal,
@@ -484,12 +484,12 @@ def test_runs_with_one_global_model_give_the_same_together_as_alone():
             measures=({"name": "local_tests"}, {"name": "global_losses"}),
         )
         runs.append(("grp_fed/fig4", e))
-    *alike, other = runs
-    assert together(runs) == [alike, [other]]
-    assert [len(g) for g in together(alike * 2)] == [6, 2]
-    alone = [e.run() for _, e in alike]
+    *same_global, other = runs
+    assert together(runs) == [same_global, [other]]
+    assert [len(g) for g in together(same_global * 2)] == [6, 2]
+    alone = [e.run() for _, e in same_global]
     assert len({json.dumps(r["metrics"]["local"]) for r in alone}) == 4
-    for one, line in zip(alone, run_together([e for _, e in alike])):
+    for one, line in zip(alone, run_together([e for _, e in same_global])):
         assert _outcome(one["metrics"]) == _outcome(line["metrics"])
         assert one["config"] == line["config"] and one["method"] == line["method"]
         assert line["together"] == 4
@@ -497,7 +497,7 @@ def test_runs_with_one_global_model_give_the_same_together_as_alone():
 
 def test_personal_models_that_have_a_say_in_the_global_one_are_trained_alone():
     spec = papers.get("grp_fed/table1").runs("smoke")
-    sharing = {r.row.method for r in spec if experiment.alike(r.experiment)}
+    sharing = {r.row.method for r in spec if alike(r.experiment) != r.experiment.key}
     assert sharing == {"grp_fed"}
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Todo = tuple[str, Experiment]  # the table that asked first, and the run
 Outcome = tuple[str, Experiment, Result | FedbookError]
-AT_ONCE = 6  # runs that share a global model: what a kill may cost
+AT_ONCE = 6  # runs of one training: what a kill may cost
 
 
 # -- what there is ---------------------------------------------------------------------------------
@@ -129,10 +129,10 @@ def compute(
 
 
 def together(todo: Sequence[Todo]) -> list[list[Todo]]:
-    """Runs that differ in their personal models alone go together, `AT_ONCE` at most."""
+    """Runs that one training serves go together, `AT_ONCE` at most."""
     groups: dict[str, list[Todo]] = {}
     for id, e in todo:
-        groups.setdefault(alike(e) or e.key, []).append((id, e))
+        groups.setdefault(alike(e), []).append((id, e))
     return [g[i : i + AT_ONCE] for g in groups.values() for i in range(0, len(g), AT_ONCE)]
 
 

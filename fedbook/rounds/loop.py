@@ -201,9 +201,13 @@ class Simulation(Server, Clients):
 
     def _score(self, record: Record) -> Record:
         """The record with the scores of its round, if it is time to test."""
-        if record.round % self._every == 0 or record.round == self.rounds:
+        if self.due(record.round):
             self.score(record)
         return record
+
+    def due(self, t: int) -> bool:
+        """Whether models are tested after round t."""
+        return t % self._every == 0 or t == self.rounds
 
     def score(self, record: Record) -> None:
         """Test the models as they are now, and keep that in the record."""

@@ -43,7 +43,7 @@ SGD = {
     "batch_size": 40,
 }
 TUNED = ("fgpt", "pt_fedavg", "pfedhn", "fed_dualprompt", "moon", "fedmix")
-SWEEPS = tuple(f"table{n}" for n in (3, 6, 7, 8, 9, 10, 11))
+SWEEPS = tuple(f"table{n}" for n in (3, 7, 8, 9, 10, 11))
 
 SMOKE = Scale(
     name="smoke",
