@@ -260,21 +260,23 @@ def run_together(experiments: Sequence[Experiment]) -> list[Result]:
 @contextmanager
 def _seen(run: Simulation, i: int, e: Experiment, method: Method) -> Iterator[None]:
     """A run of several as if only the i-th of them had been made."""
+    from fedbook.rounds.beside import Beside
+
     trained = run.method
-    kept = {id: memory.get("personal", {}) for id, memory in run.memory.items()}
+    personal = run.memory if isinstance(trained.personal, Beside) else {}
+    kept = {id: memory.get("personal", {}) for id, memory in personal.items()}
     usual = TEST_ONLY.get(e.model["name"], {})
     before = {name: getattr(run.model, name) for name in usual}
+    run.method = method
+    for id, memory in personal.items():
+        memory["personal"] = kept[id].get(str(i), {})
     for name, value in usual.items():
         setattr(run.model, name, e.model.get(name, value))
-    if trained.personal is not None:
-        run.method = method
-        for id, memory in run.memory.items():
-            memory["personal"] = kept[id].get(str(i), {})
     try:
         yield
     finally:
         run.method = trained
-        for id, memory in run.memory.items():
+        for id, memory in personal.items():
             memory["personal"] = kept[id]
         for name, value in before.items():
             setattr(run.model, name, value)
