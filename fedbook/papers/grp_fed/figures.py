@@ -131,15 +131,16 @@ def mean_and_max_loss(spec: Spec, runs: Sequence[Run]) -> Drawn:
 
 
 def beta_sweep(spec: Spec, runs: Sequence[Run]) -> Drawn:
-    """Figure 4: T_p, T_r and T_l against beta, the mean over seeds with a band from lowest to
-    highest.
+    """Figure 4: T_p, T_r and T_l against beta, every seed and their mean. Once a seed has every
+    beta, those that lack some are left out: seeds differ by more than betas.
     """
     from fedbook import plots
 
-    found: dict[float, list[Run]] = {}
+    seeds: dict[int, dict[float, Run]] = {}
     for run in finished(runs):
-        found.setdefault(run.row["beta"], []).append(run)
-    x = sorted(found)
+        seeds.setdefault(run.seed, {})[run.row["beta"]] = run
+    x = sorted({beta for by_beta in seeds.values() for beta in by_beta})
+    whole = {seed: by_beta for seed, by_beta in seeds.items() if len(by_beta) == len(x)} or seeds
     lines = (
         ("t_p", "personalisation $T_p$", plots.ORANGE, "^"),
         ("t_r", "generalisation $T_r$", plots.GREEN, "s"),
@@ -148,16 +149,21 @@ def beta_sweep(spec: Spec, runs: Sequence[Run]) -> Drawn:
     fig, (ax,) = plots.panels(1)
     told = []
     for symbol, label, colour, marker in lines:
-        values = [[local(run)[symbol] for run in found[beta]] for beta in x]
-        mean = [float(np.mean(v)) for v in values]
+        found: dict[float, list[float]] = {beta: [] for beta in x}
+        for by_beta in whole.values():
+            values = {beta: local(run)[symbol] for beta, run in sorted(by_beta.items())}
+            ax.plot(values.keys(), values.values(), color=colour, alpha=0.35, linewidth=0.8)
+            for beta, value in values.items():
+                found[beta].append(value)
+        mean = [float(np.mean(v)) for v in found.values()]
         ax.plot(x, mean, color=colour, marker=marker, label=label)
-        ends = [min(v) for v in values], [max(v) for v in values]
-        ax.fill_between(x, *ends, color=colour, alpha=0.15)
         top = x[int(np.argmax(mean))]
         told.append(f"{symbol} {mean[0]:.2f} to {mean[-1]:.2f}, highest at beta {top:g}")
     ax.set(xlabel=r"$\beta$, weight of the own loss", ylabel="macro-F1", ylim=(0, 1))
     plots.legend_outside(fig, [ax])
-    fig.suptitle(heading(spec, runs, "; band: lowest to highest seed"), fontsize=8)
+    used = [run for by_beta in whole.values() for run in by_beta.values()]
+    note = "; thin: every seed" if len(whole) > 1 else ""
+    fig.suptitle(heading(spec, used, note), fontsize=8)
     return fig, "GRP-FED's local tests against beta: " + "; ".join(told) + "."
 
 
