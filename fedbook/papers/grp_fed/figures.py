@@ -164,7 +164,8 @@ def beta_sweep(spec: Spec, runs: Sequence[Run]) -> Drawn:
     used = [run for by_beta in whole.values() for run in by_beta.values()]
     note = "; thin: every seed" if len(whole) > 1 else ""
     fig.suptitle(heading(spec, used, note), fontsize=8)
-    return fig, "GRP-FED's local tests against beta: " + "; ".join(told) + "."
+    start = "own" if spec.name == "fig4_own" else "usual"
+    return fig, f"GRP-FED's local tests against beta, {start} start: " + "; ".join(told) + "."
 
 
 def two_clients(spec: Spec, runs: Sequence[Run]) -> Drawn:
