@@ -132,7 +132,10 @@ def together(todo: Sequence[Todo]) -> list[list[Todo]]:
     """Runs that one training serves go together, `AT_ONCE` at most."""
     groups: dict[str, list[Todo]] = {}
     for id, e in todo:
-        groups.setdefault(alike(e), []).append((id, e))
+        key = e.key  # also of a run that cannot be made; it says why when its turn comes
+        with contextlib.suppress(FedbookError):
+            key = alike(e)
+        groups.setdefault(key, []).append((id, e))
     return [g[i : i + AT_ONCE] for g in groups.values() for i in range(0, len(g), AT_ONCE)]
 
 

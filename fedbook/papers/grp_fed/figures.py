@@ -151,9 +151,10 @@ def beta_sweep(spec: Spec, runs: Sequence[Run]) -> Drawn:
     for symbol, label, colour, marker in lines:
         found: dict[float, list[float]] = {beta: [] for beta in x}
         for by_beta in whole.values():
-            values = {beta: local(run)[symbol] for beta, run in sorted(by_beta.items())}
-            ax.plot(values.keys(), values.values(), color=colour, alpha=0.35, linewidth=0.8)
-            for beta, value in values.items():
+            betas = sorted(by_beta)
+            values = [local(by_beta[beta])[symbol] for beta in betas]
+            ax.plot(betas, values, color=colour, alpha=0.35, linewidth=0.8)
+            for beta, value in zip(betas, values):
                 found[beta].append(value)
         mean = [float(np.mean(v)) for v in found.values()]
         ax.plot(x, mean, color=colour, marker=marker, label=label)
