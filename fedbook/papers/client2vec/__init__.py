@@ -21,10 +21,16 @@ from fedbook.papers.client2vec.figures import (
 from fedbook.papers.client2vec.scales import (
     GRID,
     METRICS,
+    ON_PACS,
+    ON_TEXT,
+    PACS_GRID,
+    PACS_WEIGHT,
     SCALES,
     SIMILAR,
     SMALL,
     SMALL_GRID,
+    TEXT_GRID,
+    TEXT_WEIGHT,
     experiment,
 )
 from fedbook.papers.draw import learning_curves
@@ -157,6 +163,12 @@ PAPER = Paper(
         ),
     },
     grid=GRID,
-    more_grids={"small": (SMALL, SMALL_GRID)},
+    more_grids={
+        "small": (SMALL, SMALL_GRID),
+        "pacs": (ON_PACS, PACS_GRID),
+        "pacs_weight": (ON_PACS, PACS_WEIGHT),
+        "text": (ON_TEXT, TEXT_GRID),
+        "text_weight": (ON_TEXT, TEXT_WEIGHT),
+    },
     claims=CLAIMS,
 )

@@ -44,6 +44,7 @@ SGD = {
 }
 TUNED = ("fgpt", "pt_fedavg", "pfedhn", "fed_dualprompt", "moon", "fedmix")
 SWEEPS = tuple(f"table{n}" for n in (3, 7, 8, 9, 10, 11))
+MAIN = ("table1", "fig2", "fig3")
 
 SMOKE = Scale(
     name="smoke",
@@ -66,7 +67,7 @@ LAPTOP = Scale(
     rounds=60,
     evaluate_every=4,
     seeds=2,
-    seeds_of=dict.fromkeys((*SWEEPS, "spot", "images"), 1),
+    seeds_of={**dict.fromkeys((*SWEEPS, "spot", "images"), 1), **dict.fromkeys(MAIN, 3)},
     data={
         "cifar100": {"name": "cifar100"},
         "cifar100_c": {"name": "cifar100_c"},
