@@ -8,6 +8,7 @@ import pytest
 from fedbook import methods, papers
 from fedbook.papers import PAPERS, tune
 from fedbook.papers.client2vec import scales as client2vec
+from fedbook.papers.rows import Row
 
 TYPES = [t for t in range(4) for _ in range(3)]
 NAMES = ["photo", "art_painting", "cartoon", "sketch"]
@@ -205,15 +206,32 @@ def test_domains_that_are_not_there_are_not_measured():
 
 
 def test_every_base_algorithm_is_tuned_with_the_same_budget():
+    paper = PAPERS["client2vec"]
     small, grid = client2vec.SMALL_GRID, client2vec.GRID
     known = {r.method for r in papers.get("client2vec/table1").rows}
     assert set(small.knobs) == {"client2vec"} | known and set(grid.knobs) <= known
-    for budget, g in ((4, small), (3, grid)):
+    for g in (grid, *(g for _, g in paper.more_grids.values())):
+        budget = 4 if g is small else 3
         assert {len(g.first(m)) + len(g.second(m, {"lr": 0.1})) for m in g.knobs} == {budget}
     for setting in grid.on:
-        e = tune.trial(PAPERS["client2vec"], "laptop", "fedavg", {"lr": 0.1}, setting)
+        e = tune.trial(paper, "laptop", "fedavg", {"lr": 0.1}, setting)
         assert e.partition["test"].startswith("unused")
         assert (e.rounds, e.evaluate_every) == (40, 5), "the best of eight tests"
+
+
+@pytest.mark.parametrize(("grid", "dataset"), [("pacs", "domainnet"), ("text", "shakespeare")])
+def test_a_grid_of_one_dataset_chooses_for_that_one_alone(grid, dataset):
+    paper, of_grid = PAPERS["client2vec"], PAPERS["client2vec"].with_grid(grid)
+    chosen = of_grid.scale("laptop").methods
+    for method in of_grid.grid.knobs:
+        for name, options in ((dataset, chosen), ("cifar10", client2vec.LAPTOP.methods)):
+            row = Row(settings={"dataset": name}, method=method)
+            used = paper.experiment(row, paper.scale("laptop"), 0).method
+            assert used["lr"] == options[method]["lr"], (name, method)
+    e = tune.trial(of_grid, "laptop", "fedavg", {"lr": 0.3}, of_grid.grid.on[0])
+    assert e.method["lr"] == 0.3 and e.partition["test"] in ("unused", "held_out")
+    weights = paper.with_grid(f"{grid}_weight")
+    assert weights.grid.lr == (chosen["fedavg"]["lr"],), "(iii) is weighed at FedAvg's own rate"
 
 
 def test_knobs_of_the_smaller_federation_serve_at_the_published_size():

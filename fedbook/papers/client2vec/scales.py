@@ -104,7 +104,7 @@ PACS: dict[str, Options] = {  # chosen by PACS_GRID
     "fedavgm": {"lr": 0.1, "server_momentum": 0.7},
     "feddyn": {"lr": 0.1, "alpha": 0.01},
     "moon": {"lr": 0.05, "mu": 1.0},
-    "client2vec": {"lr": 0.05, "weight": 1.0},
+    "client2vec": {"lr": 0.05, "weight": 0.2},
 }
 TEXT: dict[str, Options] = {  # chosen by TEXT_GRID
     "fedavg": {"lr": 2.0},
