@@ -98,7 +98,8 @@ def test_an_option_that_both_have_reaches_the_base():
     assert m.sample.tau == 2.0
     plain = methods.get("fedlc", tau=0.25).objective
     assert m.objective[: len(plain)] == plain
-    scale = dataclasses.replace(client2vec.LAPTOP, methods={"fedlc": {"tau": 0.25}})
+    own = dataclasses.replace(client2vec.LAPTOP.own, methods_of={})
+    scale = dataclasses.replace(client2vec.LAPTOP, methods={"fedlc": {"tau": 0.25}}, own=own)
     row = next(
         r
         for r in papers.get("client2vec/table1").rows
