@@ -22,7 +22,7 @@ from fedbook.results import Store
 ROOT = Path(__file__).parents[1]
 IID = {"name": "iid", "clients": 4}
 STUDIES = ["fedgcr/quirks", "fedgcr/grouping", "fedgcr/spot", "fedgcr/spot_rates", "fedgcr/rounds"]
-STUDIES += ["fedgcr/precision", "fedgcr/protocols"]
+STUDIES += ["fedgcr/halves", "fedgcr/precision", "fedgcr/protocols"]
 STUDIES += ["client2vec/maximum", "client2vec/local"]
 STUDIES += ["grp_fed/fig4_own", "grp_fed/printed", "grp_fed/weights", "grp_fed/choices"]
 STUDIES += ["grp_fed/adaptive", "grp_fed/split", "grp_fed/longer"]
@@ -181,6 +181,21 @@ def test_precisions_differ_in_the_frozen_blocks_alone():
         assert usual.key in main
         name = "hybrid+bf16" if precision == "bfloat16" else "hybrid"
         assert dataclasses.replace(e, model=usual.model) == usual and e.model["backbone"] == name
+
+
+def test_a_half_at_the_rate_of_plain_prompts_differs_in_its_rate_alone():
+    runs = papers.get("fedgcr/halves").runs("laptop")
+    tables = (papers.get(f"fedgcr/table{n}").runs("laptop") for n in (12, 13))
+    ablation = {r.experiment.key for own in tables for r in own}
+    by = {(r.row["dataset"], r.row.method, r.seed, r.row["rate_of"]): r.experiment for r in runs}
+    new = {at: e for at, e in by.items() if e.key not in ablation}
+    assert {at[1::2] for at in new} == {("fedgr_only", "fedavg")} and len(new) == 6
+    for (dataset, method, seed, _), e in new.items():
+        usual = by[dataset, method, seed, "fedgcr"]
+        lr = by[dataset, "fedavg", seed, "fedavg"].method["lr"]
+        assert e.method == usual.method | {"lr": lr} != usual.method
+        assert dataclasses.replace(e, method=usual.method) == usual
+    assert papers.get("fedgcr/halves").runs("paper") == []
 
 
 def test_clusters_keep_their_distance_from_the_number_of_types():

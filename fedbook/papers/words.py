@@ -44,6 +44,7 @@ SETTINGS = {
     "metric": "Metric",
     "dif": "DIF",
     "t_prime": "T'",
+    "rate_of": "rate of",
     "delta": "δ",
     "tau": "τ",
     "beta": "β",
@@ -130,7 +131,7 @@ def value(name: str, found: Any) -> str:
     """A value of a setting, without the setting's name."""
     if found is None:
         return NONE
-    if name == "method":
+    if name in ("method", "rate_of"):
         from fedbook.plots import look
 
         return str(look(found)["label"])

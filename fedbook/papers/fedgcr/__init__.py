@@ -81,6 +81,20 @@ PRECISION = tuple(
         ("float32", "bfloat16"), ("fedavg", "fedgcr"), ("avg", "sigma_type")
     )
 )
+HALVES = tuple(  # FedGR alone trains what FedAvg trains: four plain prompts and a head
+    row(method, metric, dataset, rate_of=rate_of)
+    for dataset, (rate_of, method), metric in product(
+        ("pacs", "domainnet"),
+        (
+            ("fedavg", "fedavg"),
+            ("fedavg", "fedgr_only"),
+            ("fedgcr", "fedgr_only"),
+            ("fedgcr", "fedgc_only"),
+            ("fedgcr", "fedgcr"),
+        ),
+        SCORES,
+    )
+)
 ROUNDS = tuple(
     row(method, "avg", dataset, validation=1)
     for dataset, method in product(("pacs", "digit_five", "domainnet"), ("fedavg", "fedgcr"))
@@ -127,6 +141,11 @@ PAPER = Paper(
             ROUNDS,
             validation_curves,
             "Own study: how many rounds are enough? Accuracy on validation images, tuned",
+        ),
+        "halves": Figure(
+            HALVES,
+            by_type,
+            "Own study: FedGCR's halves, each at a rate that suits what it trains",
         ),
         "precision": Figure(
             PRECISION,

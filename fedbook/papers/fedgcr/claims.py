@@ -226,4 +226,18 @@ def gcr17(t: Numbers) -> Iterator[Check]:
             yield within(f"precision {m} {metric}, bfloat16 and float32", half, full, 2.0)
 
 
+@claims(
+    "gcr18",
+    "Own study, no claim of the paper: at FedAvg's rate FedGR alone has a higher Avg and a lower "
+    "sigma_type than FedAvg (PACS and emoji, DIF 10)",
+    own=True,
+)
+def gcr18(t: Numbers) -> Iterator[Check]:
+    for dataset in ("pacs", "domainnet"):
+        where = {"dataset": dataset, "rate_of": "fedavg"}
+        for metric, better in (("avg", above), ("sigma_type", below)):
+            half, none = (t.cell("halves", m, metric, **where) for m in ("fedgr_only", "fedavg"))
+            yield better(f"halves {dataset} {metric}, FedGR over none", half, none)
+
+
 CLAIMS = tuple(claims)

@@ -237,9 +237,10 @@ PUBLISHED = {  # by method, all that its published run did otherwise
 
 def experiment(row: Row, scale: Scale[Domains], seed: int) -> Experiment | None:
     """All clients take part; a client is tested on its domain's test set (at DIF 1 on its share of
-    it). Another backbone or precision is for laptop scale: the paper's own is one already.
+    it). Another backbone or precision is for laptop scale: the paper's own is one already; and so
+    is another method's rate: the paper has one for all.
     """
-    if (row["backbone"] or row["precision"]) and scale.name != "laptop":
+    if (row["backbone"] or row["precision"] or row["rate_of"]) and scale.name != "laptop":
         return None
     method = _method(row, scale)
     model = dict(scale.own.model)
@@ -323,6 +324,8 @@ def _method(row: Row, scale: Scale[Domains]) -> Options:
         method["lr"] = PRINTED.solver["lr"]
     else:
         method |= scale.methods.get(method["name"], {})
+    if row["rate_of"]:
+        method["lr"] = scale.methods[row["rate_of"]]["lr"]
     if row["lr"]:
         method["lr"] = row["lr"]
     asked: dict[str, Any] = {"delta": row["delta"], "cluster": row["clustering_algo"]}

@@ -200,4 +200,19 @@ def fgpt16(t: Numbers) -> Iterator[Check]:
         yield above(f"grouping {dataset} by {oracle} over by keys", told, keys)
 
 
+@claims(
+    "fgpt17",
+    "Own study, no claim of the paper: pFedHN leads PT-FedAvg by less on clients it never saw, "
+    "which get a mean prompt instead of one of their own",
+    own=True,
+)
+def fgpt17(t: Numbers) -> Iterator[Check]:
+    seen, unseen = (
+        t.cell("unseen", "pfedhn", f"{who}_accuracy")
+        - t.cell("unseen", "pt_fedavg", f"{who}_accuracy")
+        for who in ("seen", "unseen")
+    )
+    yield above("unseen lead of pFedHN, trained over never sampled", seen, unseen)
+
+
 CLAIMS = tuple(claims)
