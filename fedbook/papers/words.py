@@ -44,7 +44,7 @@ SETTINGS = {
     "metric": "Metric",
     "dif": "DIF",
     "t_prime": "T'",
-    "rate_of": "rate of",
+    "rate_of": "",
     "delta": "δ",
     "tau": "τ",
     "beta": "β",
@@ -134,7 +134,8 @@ def value(name: str, found: Any) -> str:
     if name in ("method", "rate_of"):
         from fedbook.plots import look
 
-        return str(look(found)["label"])
+        said = str(look(found)["label"])
+        return said if name == "method" else f"{said}'s rate"
     if name == "metric":
         return metric(found)
     if name in SWITCHES:

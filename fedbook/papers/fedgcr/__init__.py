@@ -145,7 +145,7 @@ PAPER = Paper(
         "halves": Figure(
             HALVES,
             by_type,
-            "Own study: FedGCR's halves, each at a rate that suits what it trains",
+            "Own study: FedGCR's halves at its own rate, and FedGR at the rate of plain prompts",
         ),
         "precision": Figure(
             PRECISION,
