@@ -172,6 +172,17 @@ def test_panels_that_compare_nothing_are_left_out():
     assert compared(digits, "dataset", "protocol") == ["digits"]
 
 
+def test_a_setting_of_one_method_is_left_out_of_pictures():
+    from fedbook.papers.draw import by_setting
+
+    spec = papers.get("fedgcr/table6")
+    runs = spec.runs("laptop", results=Store(ROOT / "results").keys())
+    mine = [r for r in runs if r.row.method == "fedgcr"]
+    assert list(by_setting(spec, runs)) == list(by_setting(spec, mine)) and len(mine) > 3
+    at_ten = [r for r in runs if r.row["dif"] == 10]
+    assert list(by_setting(spec, [*mine, *at_ten])) == ["DIF = 10"]
+
+
 def test_precisions_differ_in_the_frozen_blocks_alone():
     runs = papers.get("fedgcr/precision").runs("laptop")
     main = {r.experiment.key for r in papers.get("fedgcr/table6").runs("laptop")}

@@ -54,7 +54,8 @@ def by_method(runs: Sequence[Run]) -> Methods:
 
 def by_setting(spec: Spec, runs: Sequence[Run]) -> dict[str, Methods]:
     """The finished runs of each method in each setting, which is told in words: "Digit-Five →
-    digits5_chars74k, DIF = 10", without what is the same everywhere.
+    digits5_chars74k, DIF = 10", without what is the same everywhere. Settings of one method are
+    left out where others have several: they compare nothing.
     """
     done = finished(runs)
     used = used_values(spec, done)
@@ -66,7 +67,8 @@ def by_setting(spec: Spec, runs: Sequence[Run]) -> dict[str, Methods]:
             in_words(k, run.row[k], used) for k in varied or ["dataset"] if run.row[k] is not None
         ]
         settings.setdefault(", ".join(told), []).append(run)
-    return {setting: by_method(own) for setting, own in settings.items()}
+    all_of = {setting: by_method(own) for setting, own in settings.items()}
+    return {setting: methods for setting, methods in all_of.items() if len(methods) > 1} or all_of
 
 
 def one_per_experiment(runs: Sequence[Run]) -> list[Run]:

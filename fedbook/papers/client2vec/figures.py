@@ -8,7 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from fedbook.papers.draw import Drawn, data_name, heading, one_per_experiment, values_of
+from fedbook.papers.draw import (
+    Drawn,
+    compared,
+    data_name,
+    heading,
+    one_per_experiment,
+    values_of,
+)
 from fedbook.papers.spec import Run, Spec, finished
 
 SAID = {
@@ -172,15 +179,12 @@ def _finish(
     return fig, f"{what} {'. '.join(told)}."
 
 
-def _datasets(runs: Sequence[Run]) -> list[str]:
-    return list(dict.fromkeys(r.row["dataset"] for r in finished(runs)))
-
-
 def ladder(spec: Spec, runs: Sequence[Run]) -> Drawn:
     """Table 1: one case study after the other on top of every base algorithm."""
     from fedbook import plots
 
-    pairs = [(s, d) for s in ("federated", "global") for d in _datasets(runs)]
+    datasets = dict.fromkeys(r.row["dataset"] for r in finished(runs))
+    pairs = [(s, d) for s in ("federated", "global") for d in datasets]
     known = {(run.row["strategy"], run.row["dataset"]) for run in finished(runs)}
     pairs = [pair for pair in pairs if pair in known] or pairs
     fig, axes = plots.panels(len(pairs))
@@ -225,10 +229,11 @@ def aggregation_alone(spec: Spec, runs: Sequence[Run]) -> Drawn:
     """Figure 4c-d: (ii) alone against the original."""
     from fedbook import plots
 
-    fig, axes = plots.panels(len(_datasets(runs)))
+    datasets = compared(runs, "dataset", "case_studies")
+    fig, axes = plots.panels(len(datasets))
     along = {"option": "case_studies", "strategy": "global", "say": "+{} alone"}
     told = []
-    for ax, dataset in zip(axes, _datasets(runs)):
+    for ax, dataset in zip(axes, datasets):
         told += _lines(ax, spec, runs, dataset=dataset, **along)
     what = "Accuracy in percent with improved aggregation alone, marker per algorithm."
     return _finish(fig, axes, spec=spec, runs=runs, told=told, what=what)
