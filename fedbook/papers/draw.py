@@ -71,6 +71,11 @@ def by_setting(spec: Spec, runs: Sequence[Run]) -> dict[str, Methods]:
     return {setting: methods for setting, methods in all_of.items() if len(methods) > 1} or all_of
 
 
+def shown_in(settings: dict[str, Methods]) -> list[Run]:
+    """The runs of these panels."""
+    return [run for methods in settings.values() for own in methods.values() for run in own]
+
+
 def one_per_experiment(runs: Sequence[Run]) -> list[Run]:
     """The finished runs, each once, though several rows may rest on it."""
     return list({r.experiment.key: r for r in finished(runs)}.values())
@@ -89,7 +94,7 @@ def panels(
     for ax, (setting, methods) in zip(axes, settings.items()):
         draw(ax, "\n".join(wrap(setting, 46)), methods)
     plots.legend_outside(fig, axes)
-    title = heading(spec, runs)
+    title = heading(spec, shown_in(settings))
     fig.suptitle(title, fontsize=8)
     names = dict.fromkeys(plots.look(m)["label"] for own in settings.values() for m in own)
     panel = "panel" if len(settings) == 1 else "panels"

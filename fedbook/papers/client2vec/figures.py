@@ -230,6 +230,7 @@ def aggregation_alone(spec: Spec, runs: Sequence[Run]) -> Drawn:
     from fedbook import plots
 
     datasets = compared(runs, "dataset", "case_studies")
+    runs = [run for run in runs if run.row["dataset"] in datasets]
     fig, axes = plots.panels(len(datasets))
     along = {"option": "case_studies", "strategy": "global", "say": "+{} alone"}
     told = []

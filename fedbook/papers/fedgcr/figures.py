@@ -17,6 +17,7 @@ from fedbook.papers.draw import (
     data_name,
     heading,
     one_per_experiment,
+    shown_in,
     values_of,
 )
 from fedbook.papers.spec import Run, Spec, finished
@@ -86,7 +87,8 @@ def by_type(spec: Spec, runs: Sequence[Run]) -> Drawn:
         worst = [f"{plots.look(m)['label']} {np.mean(p[order[0]]):.2f}" for m, p in found.items()]
         told.append(f"{setting}, {order[0]}: {', '.join(worst)}")
     plots.legend_outside(fig, axes)
-    fig.suptitle(heading(spec, runs, "; bars: lowest to highest seed"), fontsize=8)
+    more = "; bars: lowest to highest seed"
+    fig.suptitle(heading(spec, shown_in(settings), more), fontsize=8)
     what = "Mean accuracy of the clients of each type, marker per method; at the type served"
     return fig, f"{what} worst: {'; '.join(told)}."
 
