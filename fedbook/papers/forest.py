@@ -8,7 +8,7 @@ from typing import Any
 
 from fedbook.papers.claims import Judged
 from fedbook.papers.draw import Drawn
-from fedbook.papers.evidence import AGAINST, FOR, OPEN, ORDER
+from fedbook.papers.evidence import AGAINST, FOR, OPEN, ORDER, TINY
 from fedbook.papers.paper import Paper
 from fedbook.papers.spec import arrow
 
@@ -87,7 +87,7 @@ def _limits(ax: Any, j: Judged) -> None:
     points += [w for c in j.checks for w in (-c.width, c.width)] + [0.0]
     low = min(points)
     high = max(points)
-    room = max(0.35 * (high - low), 1e-9)
+    room = 0.35 * (high - low) if high - low > TINY else 1.0
     ax.set_xlim(low - room, high + room)
 
 

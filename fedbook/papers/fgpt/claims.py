@@ -203,7 +203,7 @@ def fgpt16(t: Numbers) -> Iterator[Check]:
 @claims(
     "fgpt17",
     "Own study, no claim of the paper: pFedHN leads PT-FedAvg by less on clients it never saw, "
-    "which get a mean prompt instead of one of their own",
+    "which have no vector of their own",
     own=True,
 )
 def fgpt17(t: Numbers) -> Iterator[Check]:

@@ -2,13 +2,13 @@
 
 Laptop scale has the whole recordings of all 46 patients, 90 values a beat. All take part in a
 round, with four mini-batches each (Algorithm 1 draws some and trains five epochs; the paper does
-not say how many, nor for how many rounds): most patients have one class or two, and on validation
-beats a whole epoch pulled FedAvg's models apart. CIFAR-10 has its 50 clients and 20,000 images; 24
-clients take part in a round, with eight mini-batches each. Its network is a CNN of 70 thousand
-parameters; a ResNet-8 costs about five times as much. The printed q_0 = 10 lets a few clients make
-up the mean, and a personal extractor that never sees the global one again (Algorithm 1) cannot
-generalise, so Table 1 has the power and the start chosen on validation data, and the printed
-setting is a study of its own (`printed`).
+not say how many, nor for how many rounds): in most patients two classes make up nearly all beats,
+and on validation beats a whole epoch pulled FedAvg's models apart. CIFAR-10 has its 50 clients and
+20,000 images; 24 clients take part in a round, with eight mini-batches each. Its network is a CNN
+of 70 thousand parameters; a ResNet-8 costs about five times as much. The printed q_0 = 10 lets a
+few clients make up the mean, and a personal extractor that never sees the global one again
+(Algorithm 1) cannot generalise, so Table 1 has the power and the start chosen on validation data,
+and the printed setting is a study of its own (`printed`).
 """
 
 from __future__ import annotations
