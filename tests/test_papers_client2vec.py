@@ -80,6 +80,16 @@ def test_a_reading_is_tried_where_no_test_image_is():
     assert plain.experiment.key == first.key, "FedAvg's trial is the run without (iii)"
 
 
+def test_the_pilot_lasts_as_long_as_the_table_and_sees_no_test_image():
+    pilot, table = (papers.get(f"client2vec/{n}").plan("laptop") for n in ("pilot", "table1"))
+    assert {r.experiment.partition["test"] for r in pilot} == {"unused_match"}
+    printed = [r for r in table if r.row.method == "fedavg" and r.row["dataset"] == "cifar10"]
+    for mine, theirs in zip(pilot, (r for r in printed if r.row["case_studies"] == "none")):
+        assert mine.experiment.seed == theirs.experiment.seed
+        assert mine.experiment.method == theirs.experiment.method
+        assert mine.experiment.rounds == theirs.experiment.rounds == 100
+
+
 def test_sharing_changes_no_run():
     """What a row leaves out because it is usual is what the method does by itself."""
     for strategy, usual in client2vec.USUAL_OF.items():

@@ -103,17 +103,19 @@ def panels(
 
 
 def learning_curves(spec: Spec, runs: Sequence[Run]) -> Drawn:
-    """Mean test accuracy of the clients over the rounds."""
+    """Mean accuracy of the clients over the rounds."""
     from fedbook import plots
+
+    images = "validation" if runs[0].row["validation"] else "test"
 
     def draw(ax: Any, setting: str, methods: Methods) -> None:
         series = {m: [r.metrics["curves"]["avg_client"] for r in own] for m, own in methods.items()}
         rounds = max((r.metrics["rounds"] for own in methods.values() for r in own), key=len)
-        label = "mean test accuracy of the clients"
+        label = f"mean {images} accuracy of the clients"
         plots.curves(series, rounds, ylabel=label, title=setting, ax=ax)
 
     fig, who = panels(spec, runs, draw)
-    return fig, f"Learning curves, mean test accuracy against round: {who}"
+    return fig, f"Learning curves, mean {images} accuracy against round: {who}"
 
 
 def values_of(spec: Spec, run: Run) -> list[float]:

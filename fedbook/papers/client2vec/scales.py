@@ -269,9 +269,9 @@ def experiment(row: Row, scale: Scale[Indexing], seed: int) -> Experiment | None
         return None  # the clients hold all images
     partition = _partition(row, scale.own)
     rounds = 1 if row["case_studies"] == "index" else scale.rounds
-    if row["validation"]:  # as long as a trial, and on its images
+    if row["validation"]:  # on the images of a trial, and if nothing is said as long
         partition["test"] = "unused_match"
-        rounds = max(1, round(GRID.part * rounds))
+        rounds = row["rounds"] or max(1, round(GRID.part * rounds))
     return Experiment(
         dataset=scale.data[dataset],
         partition=partition,
