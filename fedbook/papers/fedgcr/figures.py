@@ -178,7 +178,7 @@ def protocols_side_by_side(spec: Spec, runs: Sequence[Run]) -> Drawn:
     """Avg and sigma_type of every method under each protocol, one panel per dataset and score."""
     from fedbook import plots
 
-    names = {"printed": "one rate for all", "published": "as published", "tuned": "tuned"}
+    names = {"printed": "one rate for all", "published": "authors' departures", "tuned": "tuned"}
     datasets = compared(runs, "dataset", "protocol")
     runs = [run for run in runs if run.row["dataset"] in datasets]
     scores = (("avg_type", "Avg (%)"), ("sigma_type", "$\\sigma_{type}$ (points)"))
@@ -200,7 +200,7 @@ def protocols_side_by_side(spec: Spec, runs: Sequence[Run]) -> Drawn:
                 told.append(f"{dataset} {name} {protocol} {metric} {np.mean(values):.1f}")
     plots.legend_outside(fig, axes)
     fig.suptitle(heading(spec, runs, ", DIF 10; bars: lowest to highest seed"), fontsize=8)
-    what = "Avg and sigma_type of every method, with one rate for all and with its own."
+    what = "Avg and sigma_type of every method under each protocol."
     return fig, f"{what} {'; '.join(told)}."
 
 
