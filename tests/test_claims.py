@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fedbook import papers
 from fedbook.papers import PAPERS
 from fedbook.papers.claims import (
     Number,
@@ -219,6 +220,45 @@ def test_the_readme_tells_the_stored_verdicts(key):
     told = tally(judge_all(Store(ROOT / "results"), None, key))["claims"]
     line = f"| {PAPERS[key].title} | {' | '.join(map(str, told.values()))} |"
     assert line in (ROOT / "README.md").read_text()
+
+
+SAID = {  # by paper, what README tells of it: table, row, and how the number is written
+    "FedGCR": [
+        ("fedgcr/protocols", m, {"dataset": "pacs", "protocol": p, "metric": "avg"}, "{:.1f}")
+        for p, told in {
+            "printed": ("fedgcr", "fedavg"),
+            "tuned": ("fedgcr", "fedavg", "afl"),
+        }.items()
+        for m in told
+    ],
+    "Client2Vec": [
+        ("client2vec/table1", "fedavg", {"dataset": "cifar10", "case_studies": c, **s}, "{:.1f}")
+        for c, s in {"none": {}, "i+ii+iii": {"strategy": "global"}}.items()
+    ],
+    "GRP-FED": [
+        ("grp_fed/table1", m, {"dataset": d, "metric": "global_test"}, "{:.2f}")
+        for d in ("cifar10", "mit_bih")
+        for m in ("grp_fed", "fedavg")
+    ],
+    "FGPT": [
+        ("fgpt/table1", m, {"dataset": "cifar100", "s": 5}, "{:.1f}")
+        for m in ("fgpt", "pt_fedavg", "pfedhn")
+    ],
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_the_readme_tells_the_stored_numbers(name):
+    (told,) = (
+        x for x in (ROOT / "README.md").read_text().split("\n- ") if x.startswith(f"**{name}")
+    )
+    results = Store(ROOT / "results").keys()
+    for id, method, where, form in SAID[name]:
+        spec = papers.get(id)
+        runs = spec.runs("laptop", results=results)
+        (row,) = (r for r in spec.rows if r.fits(method=method, **where))
+        values = [v for _, v in spec.measured(row, runs)]
+        assert form.format(sum(values) / len(values)) in told, (id, method, where)
 
 
 def test_a_picture_of_all_checks():
