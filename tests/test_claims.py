@@ -22,7 +22,7 @@ from fedbook.results import Store
 
 ROOT = Path(__file__).parents[1]
 FIELDS = {"id", "paper", "text", "status", "margin", "clear", "seeds", "scale", "note"}
-FIELDS |= {"verdict", "own_study", "share", "share_interval", "seeds_needed"}
+FIELDS |= {"verdict", "own_study", "share", "share_interval", "seeds_needed", "print_inside"}
 FIELDS |= {f"checks_{x}" for x in ("for", "against", "open", "missing")}
 OWN = [f"gcr{n}" for n in range(14, 19)] + [f"fgpt{n}" for n in range(15, 18)]  # studies
 FAILED_IN_PRINT = {"gcr4", "gcr5", "gcr13", "c2v3", "c2v4", "fgpt1", "fgpt7"}
@@ -115,6 +115,33 @@ def test_held_with_seeds_and_clearness():
     assert (
         v["margin"] == pytest.approx(0.41) and v["clear"] is True and "3/3 seeds agree" in v["note"]
     )
+
+
+def test_how_often_the_printed_difference_fits_ours():
+    """Three seeds, differences 0.1 apart: the interval is the mean plus and minus 4.303 * 0.1 /
+    sqrt(3) = 0.248.
+    """
+
+    def gains(shift, seeds=3):
+        claim = all_claims()["fgpt8"]
+        printed = claim.judge(numbers("fgpt", "published"))
+
+        def moved(n):
+            mine = n.table == "table9" and "fedmix" in n.method and "fgpt" in n.method
+            # of each seed another shift, since `ours` spreads all methods alike
+            return dataclasses.replace(n, value=n.value + shift + 0.1 * n.seed) if mine else n
+
+        return claim.judge(ours("fgpt", moved, seeds), printed)
+
+    few = len(gains(0.0).checks)
+    assert few == 4
+    assert gains(-0.1).print_inside == (few, few)
+    assert gains(-0.1 + 0.24).print_inside == gains(-0.1 - 0.24).print_inside == (few, few)
+    assert gains(-0.1 + 0.26).print_inside == gains(-0.1 - 0.26).print_inside == (0, few)
+    assert gains(-0.1, seeds=1).print_inside == (0, 0), "one seed has no interval"
+    told = gains(0.5).to_json(details=True)
+    assert told["print_inside"] == [0, few]
+    assert [c["print_inside"] for c in told["checks"]] == [False] * few
 
 
 def test_a_claim_fails_when_one_cell_turns():
@@ -217,8 +244,10 @@ def test_own_studies_are_marked():
 
 @pytest.mark.parametrize("key", PAPERS)
 def test_the_readme_tells_the_stored_verdicts(key):
-    told = tally(judge_all(Store(ROOT / "results"), None, key))["claims"]
-    line = f"| {PAPERS[key].title} | {' | '.join(map(str, told.values()))} |"
+    judged = judge_all(Store(ROOT / "results"), None, key)
+    told = tally(judged)["claims"]
+    inside, of = map(sum, zip(*(j.print_inside for j in judged)))
+    line = f"| {PAPERS[key].title} | {' | '.join(map(str, told.values()))} | {inside} of {of} |"
     assert line in (ROOT / "README.md").read_text()
 
 

@@ -119,6 +119,20 @@ class Judged:
         return max(0.0, fmean(shares) - half), min(1.0, fmean(shares) + half)
 
     @property
+    def print_inside(self) -> tuple[int, int]:
+        """In how many checks the printed difference lies within the interval of ours, of how many
+        that have both.
+        """
+        found = [self._inside(c) for c in self.checks]
+        return found.count(True), len(found) - found.count(None)
+
+    def _inside(self, c: Check) -> bool | None:
+        printed = self.printed(c.label)
+        if printed is None or c.seeds < 2:
+            return None
+        return c.interval[0] <= printed <= c.interval[1]
+
+    @property
     def seeds_needed(self) -> int | None:
         """The seeds at which more than half of the checks would tell; None if that is not known or
         beyond all measure.
@@ -151,6 +165,7 @@ class Judged:
             "share": None if self.share is None else round(self.share, 4),
             "share_interval": None if interval is None else [round(x, 4) for x in interval],
             "seeds_needed": self.seeds_needed,
+            "print_inside": list(self.print_inside),
         }
         if details:
             out["checks"] = [self._check(c) for c in self.checks]
@@ -169,6 +184,7 @@ class Judged:
             "agree": c.agree,
             "seeds_needed": c.seeds_needed,
             "printed": self.printed(c.label),
+            "print_inside": self._inside(c),
         }
 
     def printed(self, label: str) -> float | None:

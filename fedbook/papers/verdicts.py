@@ -69,6 +69,9 @@ def summary(judged: Sequence[Judged]) -> list[str]:
     for kind, counts in tally(judged).items():
         if sum(counts.values()):
             out.append(f"{kind}: " + ", ".join(f"{n} {verdict}" for verdict, n in counts.items()))
+    inside, told = map(sum, zip((0, 0), *(j.print_inside for j in judged)))
+    if told:
+        out.append(f"the printed difference lies within our interval in {inside} of {told} checks")
     return out
 
 
@@ -86,6 +89,10 @@ def details(judged: Sequence[Judged]) -> str:
         facts = [f"{j.verdict} at {j.scale} scale", share, needed if j.verdict == "open" else ""]
         out.append("  " + "; ".join(fact for fact in facts if fact))
         out += [f"  {_check(j, c)}" for c in j.checks]
+        inside, told = j.print_inside
+        if told:
+            said = f"{inside} of {told} checks"
+            out.append(f"  the printed difference lies within our interval in {said}")
         if j.missing:
             out.append(f"  {j.missing} more not run")
         if j.print_says is not None and j.print_says.status == "failed":
@@ -109,6 +116,7 @@ def frame(judged: Sequence[Judged]) -> pd.DataFrame:
     rows = []
     for j in judged:
         needed = "" if j.verdict != "open" else str(j.seeds_needed or "?")
+        inside, told = j.print_inside
         rows.append(
             {
                 "id": j.claim.id,
@@ -119,6 +127,7 @@ def frame(judged: Sequence[Judged]) -> pd.DataFrame:
                 "seeds its way": "-" if j.share is None else f"{j.share:.0%}",
                 "seeds": j.seeds or "-",
                 "seeds to tell": needed,
+                "print inside": f"{inside} of {told}" if told else "-",
             }
         )
     return pd.DataFrame(rows).set_index("id")
