@@ -196,10 +196,11 @@ GRID = Grid(
 
 @dataclass(frozen=True, kw_only=True)
 class Departure:
-    """What the published runs did otherwise: a method with quirks, another rate or model."""
+    """What the published runs did otherwise: a method with quirks, other options, rate or model."""
 
     method: str
     quirks: tuple[str, ...] = ()
+    options: Options = field(default_factory=dict)
     times_lr: float = 1.0
     model: Options = field(default_factory=dict)
 
@@ -228,7 +229,8 @@ PUBLISHED = {  # by method, all that its published run did otherwise
     "fedavg": STUDY["fedavg_6_prompts"],
     "afl": STUDY["afl_stateless"],
     "q_ffl": Departure(method="q_ffl", quirks=("q_ffl_as_coded",), model={"prompts": 6}),
-    "harmofl": STUDY["harmofl_lr_x10"],
+    "term": Departure(method="term", quirks=("term_training_loss",), options={"t": 0.01}),
+    "harmofl": Departure(method="harmofl", times_lr=10.0, options={"window": 0.0}),
     "fedsam": STUDY["fedsam_lr_x10"],
     "fedmix": STUDY["fedmix_as_coded"],
     "fedgcr": STUDY["as_published"],
@@ -248,6 +250,7 @@ def experiment(row: Row, scale: Scale[Domains], seed: int) -> Experiment | None:
         model["name"] = MODELS[row.method]
     if departure := _departure(row):
         model |= departure.model
+        method |= departure.options
         method["lr"] *= departure.times_lr
         if departure.quirks:
             method["quirks"] = list(departure.quirks)
