@@ -244,6 +244,24 @@ def test_the_study_of_quirks_changes_one_thing_at_a_time():
     assert len({e.key for e in on.values()}) == len(on)
 
 
+def test_a_published_run_has_all_that_its_authors_did_otherwise():
+    """Beside the same method at one rate for all; TERM and Harmo-FL as the table of notebook 04."""
+    plan = papers.get("fedgcr/protocols").plan("laptop")
+    of = {(r.row["protocol"], r.row.method): r.experiment for r in plan if r.seed == 0}
+    published = {m for protocol, m in of if protocol == "published"}
+    assert published == {m for _, m in of}
+    for m in published:
+        assert of["published", m].key != of["printed", m].key, m
+        assert of["published", m].rounds == of["printed", m].rounds == 50
+    lr = {m: of["published", m].method["lr"] for m in published}
+    assert {m for m in lr if lr[m] == pytest.approx(1e-2)} == {"harmofl", "fedsam"}
+    assert {lr[m] for m in published - {"harmofl", "fedsam"}} == {1e-3}
+    assert of["published", "harmofl"].method["window"] == 0.0
+    assert of["published", "term"].method["t"] == 0.01
+    assert of["published", "term"].build_method() != of["printed", "term"].build_method()
+    assert {m for m in published if of["published", m].model["prompts"] == 6} == {"fedavg", "q_ffl"}
+
+
 def test_every_run_names_methods_and_models_that_exist():
     known = set(methods.names())
     for spec in papers.specs().values():
