@@ -210,6 +210,14 @@ def test_curves_become_claims():
         found += curve("pt_fedavg", "avg_sample", [0.1, 0.2, 0.3, 0.4], s=s)
     v = all_claims()["fgpt12"].on(Numbers(PAPERS["fgpt"], found, "laptop"))
     assert v["status"] == "held" and v["margin"] == 2  # reached at the second of four evaluations
+    same = [
+        n
+        for s in (10, 5)
+        for m in ("fgpt", "pt_fedavg")
+        for n in curve(m, "avg_sample", [0.1, 0.4, 0.3, 0.4], s=s)
+    ]
+    v = all_claims()["fgpt12"].on(Numbers(PAPERS["fgpt"], same, "laptop"))
+    assert v["status"] == "failed" and v["margin"] == 0, "nobody is faster than himself"
 
     falling, rising = [3, 2, 1, 0.9, 0.8, 0.7, 0.6, 0.5], [3, 2, 1, 0.9, 0.8, 1.0, 1.1, 1.2]
     loss = {"grp_fed": falling, "q_ffl": rising, "afl": rising, "fedavg": [3.0] * 8}

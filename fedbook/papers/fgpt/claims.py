@@ -3,6 +3,7 @@ with ours."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import product
 from statistics import fmean
@@ -138,21 +139,34 @@ def fgpt11(t: Numbers) -> Iterator[Check]:
     yield above("unseen clients", unseen, seen - 5.0)
 
 
-@claims("fgpt12", "FGPT reaches PT-FedAvg's final accuracy in fewer rounds (Figure 3)")
+@claims(
+    "fgpt12",
+    "FGPT reaches PT-FedAvg's final accuracy in fewer rounds than PT-FedAvg itself (Figure 3)",
+)
 def fgpt12(t: Numbers) -> Iterator[Check]:
     for s in (10, 5):
-        goal = t.over_rounds("fig3", "pt_fedavg", "avg_sample", lambda c: fmean(c[-10:]), s=s)
-        length = t.over_rounds("fig3", "pt_fedavg", "avg_sample", lambda c: len(c) - 1.0, s=s)
-        reached = {}
-        for seed, aim in goal.by_seed.items():
+        goal = t.over_rounds("fig3", "pt_fedavg", "avg_sample", _final, s=s)
+        fgpt, own = (_first_at(t, m, goal, s) for m in ("fgpt", "pt_fedavg"))
+        yield above(f"fig3 s={s} evaluations saved", own, fgpt)
 
-            def first(curve: list[float], aim: float = aim) -> float:
-                return float(next((i for i, v in enumerate(curve) if v >= aim), len(curve)))
 
-            mine = t.over_rounds("fig3", "fgpt", "avg_sample", first, s=s)
-            if seed in mine.by_seed:
-                reached[seed] = mine.by_seed[seed]
-        yield above(f"fig3 s={s} evaluations saved", length, Cell(reached))
+def _final(curve: list[float]) -> float:
+    """The mean of the last sixth: ten of the printed 60 rounds."""
+    return fmean(curve[-math.ceil(len(curve) / 6) :])
+
+
+def _first_at(t: Numbers, method: str, goal: Cell, s: int) -> Cell:
+    """The first evaluation of a method at which each seed's goal is reached."""
+    found = {}
+    for seed, aim in goal.by_seed.items():
+
+        def first(curve: list[float], aim: float = aim) -> float:
+            return float(next((i for i, v in enumerate(curve) if v >= aim), len(curve)))
+
+        at = t.over_rounds("fig3", method, "avg_sample", first, s=s)
+        if seed in at.by_seed:
+            found[seed] = at.by_seed[seed]
+    return Cell(found)
 
 
 @claims("fgpt13", "FGPT has the highest worst-client accuracy (Figure 2)")
