@@ -22,7 +22,7 @@ from fedbook.results import Store
 ROOT = Path(__file__).parents[1]
 IID = {"name": "iid", "clients": 4}
 STUDIES = ["fedgcr/quirks", "fedgcr/grouping", "fedgcr/spot", "fedgcr/spot_rates", "fedgcr/rounds"]
-STUDIES += ["fedgcr/halves", "fedgcr/precision", "fedgcr/protocols"]
+STUDIES += ["fedgcr/settings", "fedgcr/halves", "fedgcr/precision", "fedgcr/protocols"]
 STUDIES += ["client2vec/maximum", "client2vec/pilot", "client2vec/local"]
 STUDIES += ["grp_fed/fig4_own", "grp_fed/printed", "grp_fed/weights", "grp_fed/choices"]
 STUDIES += ["grp_fed/adaptive", "grp_fed/split", "grp_fed/longer"]
@@ -260,6 +260,26 @@ def test_a_published_run_has_all_that_its_authors_did_otherwise():
     assert of["published", "term"].method["t"] == 0.01
     assert of["published", "term"].build_method() != of["printed", "term"].build_method()
     assert {m for m in published if of["published", m].model["prompts"] == 6} == {"fedavg", "q_ffl"}
+
+
+def test_settings_are_tried_one_at_a_time_where_no_test_image_is():
+    plan = papers.get("fedgcr/settings").plan("laptop")
+    assert len({r.experiment.key for r in plan}) == len(plan) == 8
+    assert {r.experiment.partition["test"] for r in plan} == {"unused"}
+    usual = papers.get("fedgcr/table6").plan("laptop")
+    for method in ("fedgcr", "fedavg"):
+        mine = [r.experiment for r in plan if r.row.method == method]
+        (main,) = {
+            r.experiment.key: r.experiment
+            for r in usual
+            if r.row.method == method and r.row["dif"] == 10 and r.seed == 0
+        }.values()
+        assert (mine[0].method, mine[0].model) == (main.method, main.model)
+        assert {e.rounds for e in mine} == {main.rounds} == {30}
+        for e in mine[1:]:
+            parts = [{**a, **b} for a, b in ((e.method, e.model), (main.method, main.model))]
+            changed = {k for k in parts[0] if parts[0][k] != parts[1].get(k)}
+            assert len(changed) == 1 and changed < {"cluster_on", "normalise", "prompts"}
 
 
 def test_every_run_names_methods_and_models_that_exist():

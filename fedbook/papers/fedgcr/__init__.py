@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from fedbook.papers.fedgcr import measures as measures
 from fedbook.papers.fedgcr.claims import CLAIMS
@@ -95,6 +96,19 @@ HALVES = tuple(  # FedGR alone trains what FedAvg trains: four plain prompts and
         SCORES,
     )
 )
+CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (  # each alone, on validation images
+    ("fedgcr", {}),
+    ("fedgcr", {"cluster_on": "frozen"}),
+    ("fedgcr", {"normalise": 0}),
+    ("fedgcr", {"prompts": 2}),
+    ("fedgcr", {"prompts": 8}),
+    ("fedavg", {}),
+    ("fedavg", {"prompts": 2}),
+    ("fedavg", {"prompts": 8}),
+)
+SETTINGS = tuple(
+    row(method, "avg", "pacs", validation=1, rounds=30, **change) for method, change in CHANGES
+)
 ROUNDS = tuple(
     row(method, "avg", dataset, validation=1)
     for dataset, method in product(("pacs", "digit_five", "domainnet"), ("fedavg", "fedgcr"))
@@ -141,6 +155,12 @@ PAPER = Paper(
             ROUNDS,
             validation_curves,
             "Own study: how many rounds are enough? Accuracy on validation images, tuned",
+        ),
+        "settings": Figure(
+            SETTINGS,
+            by_type,
+            "Own study: what is clustered, whether h is normalised, how many prompts. Avg on "
+            "validation images, tuned",
         ),
         "halves": Figure(
             HALVES,

@@ -63,7 +63,10 @@ SMALL = {"name": "vpt", "backbone": "hybrid", "prompts": 4}
 PACS = ("photo", "art_painting", "cartoon", "sketch")
 PACS_SWAPPED = ("art_painting", "photo", "sketch", "cartoon")
 DATASETS = ("digit_five", "domainnet", "pacs")
-ONE_SEED = ("table4", "table8", "table9", "table10", "table11", "quirks", "rounds", "spot_rates")
+ONE_SEED = (
+    *(f"table{n}" for n in (4, 8, 9, 10, 11)),
+    *("quirks", "rounds", "settings", "spot_rates"),
+)
 
 SMOKE = Scale(
     name="smoke",
@@ -240,9 +243,10 @@ PUBLISHED = {  # by method, all that its published run did otherwise
 def experiment(row: Row, scale: Scale[Domains], seed: int) -> Experiment | None:
     """All clients take part; a client is tested on its domain's test set (at DIF 1 on its share of
     it). Another backbone or precision is for laptop scale: the paper's own is one already; and so
-    is another method's rate: the paper has one for all.
+    is another method's rate or another number of rounds: the paper has one for all.
     """
-    if (row["backbone"] or row["precision"] or row["rate_of"]) and scale.name != "laptop":
+    ours = ("backbone", "precision", "rate_of", "rounds")
+    if scale.name != "laptop" and any(row[name] for name in ours):
         return None
     method = _method(row, scale)
     model = dict(scale.own.model)
@@ -254,6 +258,8 @@ def experiment(row: Row, scale: Scale[Domains], seed: int) -> Experiment | None:
         method["lr"] *= departure.times_lr
         if departure.quirks:
             method["quirks"] = list(departure.quirks)
+    if row["prompts"]:
+        model["prompts"] = row["prompts"]
     if row["backbone"]:
         model["backbone"] = row["backbone"]
     if _in_bfloat16(row, scale.own):
@@ -269,7 +275,7 @@ def experiment(row: Row, scale: Scale[Domains], seed: int) -> Experiment | None:
     if as_printed(row):
         rounds = PRINTED.rounds
     if row["validation"]:
-        rounds = scale.own.pilot.get(row["dataset"], PRINTED.rounds)
+        rounds = row["rounds"] or scale.own.pilot.get(row["dataset"], PRINTED.rounds)
         every = rounds if row["lr"] else 5
     return Experiment(
         dataset=scale.data[row["dataset"]],
@@ -340,4 +346,6 @@ def _method(row: Row, scale: Scale[Domains]) -> Options:
         method["clusters"] = row["t_prime"] + shift
     if row["cluster_on"] not in (None, "h"):
         method["cluster_on"] = row["cluster_on"]
+    if row["normalise"] is not None:
+        method["normalise"] = bool(row["normalise"])
     return method
