@@ -66,7 +66,7 @@ def by_setting(spec: Spec, runs: Sequence[Run]) -> dict[str, Methods]:
         told = [
             in_words(k, run.row[k], used) for k in varied or ["dataset"] if run.row[k] is not None
         ]
-        settings.setdefault(", ".join(told), []).append(run)
+        settings.setdefault(", ".join(told) or "as usual", []).append(run)
     all_of = {setting: by_method(own) for setting, own in settings.items()}
     return {setting: methods for setting, methods in all_of.items() if len(methods) > 1} or all_of
 
