@@ -12,7 +12,7 @@ from fedbook.papers.evidence import AGAINST, FOR, OPEN, ORDER, TINY
 from fedbook.papers.paper import Paper
 from fedbook.papers.spec import arrow
 
-FEW = 12  # checks that can be named beside their line
+FEW = 8  # checks that can be named beside their line
 
 
 def forest(paper: Paper, judged: Sequence[Judged], scale: str) -> Drawn:
